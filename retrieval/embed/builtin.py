@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from court.backends.onnx import import_onnxruntime
 from court.digests import digest, sha256_of
 from court.errors import BadRequest, NotLoaded
 from court.precedents import MinSimilarity
 from retrieval.embed import descriptor
-from retrieval.embed.descriptor import DescribedPictures
-from retrieval.embed.encoder import EncoderIdentity, TextEmbeddings, unit_rows
+from retrieval.embed.encoder import EncoderIdentity
+from retrieval.embed.onnx_texts import PassPerText, Weights, load_session
 from retrieval.embed.weights import FILES, find_weights
 from retrieval.text import VERSION as TEXT_VERSION
-from retrieval.text import normalise_text
 
 GRAPH = Path(__file__).parent / "minilm.onnx"
 """The model without its weights; scripts/encoder_graph.py writes it."""
@@ -47,13 +43,10 @@ Thai, Amharic or emoji every word is one and the same unknown token, so that any
 where English ones lie at 0.1."""
 
 
-class BuiltinEncoder(DescribedPictures):
+class BuiltinEncoder(PassPerText):
     """MiniLM-L6 (384 values, 256 tokens) and the descriptor of :mod:`retrieval.embed.descriptor`.
 
-    Needs neither network nor GPU. Each text is a separate pass on one thread, without padding, so that its vector
-    depends on nothing else: equal texts get bit-identical vectors. Passes of several texts and callers run in parallel
-    on a fixed number of threads; batching would save a quarter of the time for texts of 16 tokens, a tenth for 32 and
-    nothing for longer ones. Pictures are described in the caller's thread.
+    Needs neither network nor GPU. Pictures are described in the caller's thread.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -63,10 +56,10 @@ class BuiltinEncoder(DescribedPictures):
             NotLoaded: The weights, or the packages that run them, are not installed.
             BadRequest: The weights are damaged or belong to another model.
         """
+        super().__init__(threads)
         folder = find_weights()
         self._tokenizer, self._session = _load(folder)
         self._unknown = int(self._tokenizer.token_to_id("[UNK]"))
-        self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
         files = {name: sha256_of(folder / name) for name in FILES}
         self.identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
@@ -84,19 +77,7 @@ class BuiltinEncoder(DescribedPictures):
         # gained 4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
         return MinSimilarity(text=0.385, picture=descriptor.MIN_SIMILARITY)
 
-    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector per text: float32 of shape (n, 384), zeros for empty texts and those that the model can't read."""
-        words = [normalise_text(one) for one in texts]
-        unique = sorted({one for one in words if one})
-        found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
-        vectors = np.zeros((len(words), HIDDEN), dtype=np.float32)
-        for number, one in enumerate(words):
-            if one:
-                vectors[number] = found[one][0]
-        return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one][1] for one in words))
-
     def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
-        """Mean of the model's token vectors, shape (384,), and whether the text was truncated."""
         encoded = self._tokenizer.encode(text)
         ids, most = encoded.ids, self.identity.text_tokens
         if _share_read(text, ids, encoded.offsets, self._unknown) < _LEAST_READ:
@@ -123,41 +104,24 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
 
 def _load(folder: Path) -> tuple[Any, Any]:
     try:
-        # Imported by name: they have few type hints, and are only needed where this encoder is used.
-        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
-        import_module("safetensors")
-    except ImportError as error:
-        raise NotLoaded(
-            f"The built-in encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
-            reason="ENCODER_NOT_INSTALLED",
-        ) from error
-    try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
         # A config may have further entries, but these must match.
         if not config.items() >= _CONFIG.items() or not pooling["pooling_mode_mean_tokens"]:
             raise ValueError("another architecture")
-        weights = _read_weights(folder / "model.safetensors")
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
-        options.log_severity_level = 3  # errors; warnings concern the author of the graph
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
-        options.add_external_initializers(list(weights), values)
-        session = onnxruntime.InferenceSession(GRAPH.read_bytes(), options, providers=["CPUExecutionProvider"])
+        weights = partial(_read_weights, folder / "model.safetensors")
+        return load_session("The built-in encoder", GRAPH.read_bytes(), folder / "tokenizer.json", weights)
+    except NotLoaded:
+        raise
     except Exception as error:  # tokenizers raises nothing narrower, safetensors and onnxruntime have their own
         raise BadRequest(
             "The built-in encoder's files are damaged, or not those of all-MiniLM-L6-v2 or of a model of its shape.",
             reason="ENCODER_DAMAGED",
             field="encoder",
         ) from error
-    # By default, the tokenizer's file truncates and pads to 128 tokens.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer, session
 
 
-def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
+def _read_weights(path: Path) -> Weights:
     """Reads the arrays with the names and layout of the graph: matrices as right-hand operands."""
     from safetensors import safe_open
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from retrieval.embed.encoder import EncoderIdentity, PartialMinSimilarity, TextE
 from retrieval.text import VERSION as TEXT_VERSION
 from retrieval.text import normalise_text
 
+Weights: TypeAlias = Mapping[str, NDArray[np.float32]]
 PREFIX = "onnx:"
 NAME = "onnx (local)"
 """Name of every such encoder: a path has no place in a manifest, and the digest tells them apart."""
@@ -37,8 +39,68 @@ _LEAST_KNOWN = 0.5
 """Share of a text's tokens that the vocabulary must know: of unknown ones all are alike."""
 
 
-class OnnxTextEncoder(DescribedPictures):
-    """A sentence encoder in onnxruntime, one text a pass so that equal texts get equal vectors; and the descriptor."""
+class PassPerText(DescribedPictures, ABC):
+    """Base of sentence encoders in onnxruntime, with the descriptor for pictures.
+
+    Each text is a separate pass on one thread, without padding, so that its vector depends on nothing else: equal
+    texts get bit-identical vectors. Passes of several texts and callers run in parallel on a fixed number of threads;
+    batching would save a quarter of the time for texts of 16 tokens, a tenth for 32 and nothing for longer ones.
+    """
+
+    identity: EncoderIdentity
+
+    def __init__(self, threads: int | None) -> None:
+        self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """One vector per text: float32 of shape (n, text_dim), zeros for empty texts and those that it can't read."""
+        words = [normalise_text(one) for one in texts]
+        unique = sorted({one for one in words if one})
+        found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
+        vectors = np.zeros((len(words), self.identity.text_dim), dtype=np.float32)
+        for number, one in enumerate(words):
+            if one:
+                vectors[number] = found[one][0]
+        return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one][1] for one in words))
+
+    @abstractmethod
+    def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
+        """Vector of a text, shape (text_dim,), not normalised, and whether the text was truncated."""
+
+
+def load_session(
+    name: str, model: str | bytes, tokenizer_file: Path, read_weights: Callable[[], Weights] = dict
+) -> tuple[Any, Any]:
+    """Loads a tokenizer, which neither truncates nor pads, and a model, from its file or with weights apart from it.
+
+    Raises:
+        NotLoaded: A package is not installed; ``name`` says what needs it.
+        Exception: The files are damaged or of another kind; the packages raise nothing narrower.
+    """
+    try:
+        # Imported by name: they have few type hints, and are only needed where such an encoder is used.
+        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
+        weights = read_weights()
+    except ImportError as error:
+        raise NotLoaded(
+            f"{name} needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
+            reason="ENCODER_NOT_INSTALLED",
+        ) from error
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    # The file may truncate and pad as in training.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
+    options.log_severity_level = 3  # errors; warnings concern the author of the graph
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers(list(weights), values)
+    return tokenizer, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class OnnxTextEncoder(PassPerText):
+    """A user's sentence encoder."""
 
     def __init__(self, folder: Path, *, threads: int | None = None) -> None:
         """Loads the model and embeds a word with it.
@@ -47,6 +109,7 @@ class OnnxTextEncoder(DescribedPictures):
             NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
+        super().__init__(threads)
         self._tokenizer, self._session, model = _load(folder)
         # BERT vocabularies write the unknown token in brackets, SentencePiece as a tag.
         self._unknown = {
@@ -57,11 +120,10 @@ class OnnxTextEncoder(DescribedPictures):
             raise _unusable(f"it takes {', '.join(sorted(inputs))}, not the tokens of a text alone")
         self._inputs = inputs
         self._output, self._pooling, pooled_by = _pooling(folder, [one.name for one in self._session.get_outputs()])
-        self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
         self._most_tokens = _most_tokens(folder)
         try:
             # Measures the width, and makes a broken model fail here rather than at the first meme.
-            dim = self._embed("word").vector.size
+            dim = self._embed("word")[0].size
         except Exception as error:  # onnxruntime raises nothing narrower
             raise _unusable("it fails on a word") from error
         self.identity = EncoderIdentity(
@@ -88,18 +150,7 @@ class OnnxTextEncoder(DescribedPictures):
         """Minimum similarity of pictures, as of the built-in encoder; that of texts is measured on each library."""
         return PartialMinSimilarity(picture=descriptor.MIN_SIMILARITY)
 
-    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
-        """One vector per text: float32 of shape (n, text_dim), zeros for empty texts and those of unknown tokens."""
-        words = [normalise_text(one) for one in texts]
-        unique = sorted({one for one in words if one})
-        found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
-        vectors = np.zeros((len(words), self.identity.text_dim), dtype=np.float32)
-        for number, one in enumerate(words):
-            if one:
-                vectors[number] = found[one].vector
-        return TextEmbeddings(unit_rows(vectors), tuple(bool(one) and found[one].cut for one in words))
-
-    def _embed(self, text: str) -> _Embedded:
+    def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
         ids, marks = (getattr(self._tokenizer.encode(text), name) for name in ("ids", "special_tokens_mask"))
         # Truncation keeps the end token.
         cut = len(ids) > self._most_tokens
@@ -116,16 +167,7 @@ class OnnxTextEncoder(DescribedPictures):
         known = sum(token not in self._unknown for token in words)
         # Without words, as in a text of invisible characters, the vector would be that of the special tokens alone.
         understood = bool(words) and known >= _LEAST_KNOWN * len(words)
-        return _Embedded(vector if understood else np.zeros_like(vector), cut)
-
-
-class _Embedded:
-    """A text's vector, shape (text_dim,), not normalised, and whether the text was truncated."""
-
-    __slots__ = ("cut", "vector")
-
-    def __init__(self, vector: NDArray[np.float32], cut: bool) -> None:
-        self.vector, self.cut = np.asarray(vector, dtype=np.float32), cut
+        return np.asarray(vector if understood else np.zeros_like(vector), dtype=np.float32), cut
 
 
 def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]]:
@@ -166,7 +208,7 @@ def _most_tokens(folder: Path) -> int:
 
 
 def _load(folder: Path) -> tuple[Any, Any, Path]:
-    """Loads the tokenizer, which neither truncates nor pads, and the model; returns them and the model's file."""
+    """Loads the tokenizer and the model; returns them and the model's file."""
     model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
     if model is None or not (folder / "tokenizer.json").is_file():
         raise BadRequest(
@@ -176,24 +218,11 @@ def _load(folder: Path) -> tuple[Any, Any, Path]:
             field="encoder",
         )
     try:
-        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
-    except ImportError as error:
-        raise NotLoaded(
-            f"An ONNX encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
-            reason="ENCODER_NOT_INSTALLED",
-        ) from error
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the caller's thread
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # neither raises anything narrower
+        return *load_session("An ONNX encoder", str(model), folder / "tokenizer.json"), model
+    except NotLoaded:
+        raise
+    except Exception as error:
         raise _unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
-    # The file may enable truncation and padding as used in training.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer, session, model
 
 
 def _unusable(why: str) -> BadRequest:
