@@ -7,14 +7,14 @@ built, one file per encoder, and is removed once the library is written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,9 @@ from retrieval.embed.encoder import EncoderIdentity, TextEmbeddings
 from retrieval.library.storage import BUILDING
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS pictures (
-    bytes_sha256 TEXT PRIMARY KEY, pixels_sha256 TEXT, vector BLOB, jpeg BLOB, sha256 BLOB
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS texts (key BLOB PRIMARY KEY, vector BLOB, cut INTEGER, sha256 BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, vector BLOB, note TEXT, jpeg BLOB, sha256 BLOB) WITHOUT ROWID;
 """
+"""The note of a picture is the digest of its pixels, that of a text says if it was truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +53,22 @@ class EmbeddingCache:
 
     def picture(self, bytes_sha256: str) -> EmbeddedPicture | None:
         """Returns the cached embedding of the picture in a file with this digest; None if there is none."""
-        columns = "pixels_sha256, vector, jpeg, sha256"
-        for pixels, vector, jpeg, sha256 in self._ask(
-            f"SELECT {columns} FROM pictures WHERE bytes_sha256 = ?", bytes_sha256
-        ):
-            # SQLite does not detect flipped bits, and a wrong vector would stay in the library.
-            if _digest(bytes_sha256, pixels, vector, jpeg) == sha256:
-                return EmbeddedPicture(bytes_sha256, pixels, np.frombuffer(vector, "<f4").astype(np.float32), jpeg)
-        return None
+        found = self._find(_key_of_picture(bytes_sha256))
+        return None if found is None else EmbeddedPicture(bytes_sha256, found[1], found[0], found[2])
 
     def texts(self, texts: Sequence[str]) -> list[tuple[NDArray[np.float32], bool] | None]:
         """Returns the vector of each text and True if it was truncated; None for texts that are not cached."""
-        return [self._text(text) for text in texts]
+        entries = (self._find(_key_of_text(text)) for text in texts)
+        return [None if found is None else (found[0], bool(found[1])) for found in entries]
 
     def keep_pictures(self, pictures: Sequence[EmbeddedPicture]) -> None:
         """Stores embeddings."""
-        rows = []
-        for one in pictures:
-            vector = one.vector.astype("<f4").tobytes()
-            sha256 = _digest(one.bytes_sha256, one.pixels_sha256, vector, one.jpeg)
-            rows.append((one.bytes_sha256, one.pixels_sha256, vector, one.jpeg, sha256))
-        # OR REPLACE: several memes of a batch may share a file, or two builds may embed it concurrently.
-        self._put("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?)", rows)
+        self._put((_key_of_picture(one.bytes_sha256), one.vector, one.pixels_sha256, one.jpeg) for one in pictures)
 
     def keep_texts(self, texts: Sequence[str], embedded: TextEmbeddings) -> None:
         """Stores embeddings."""
-        rows = []
-        for text, row, cut in zip(texts, embedded.vectors, embedded.cut, strict=True):
-            key, vector = _key(text), row.astype("<f4").tobytes()
-            rows.append((key, vector, cut, _digest(key, vector, str(int(cut)))))
-        self._put("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)
+        entries = zip(texts, embedded.vectors, embedded.cut, strict=True)
+        self._put((_key_of_text(text), vector, "cut" if cut else "", b"") for text, vector, cut in entries)
 
     def close(self) -> None:
         """Closes the file, which stays for the next build."""
@@ -98,13 +82,6 @@ class EmbeddingCache:
         self.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _text(self, text: str) -> tuple[NDArray[np.float32], bool] | None:
-        key = _key(text)
-        for vector, cut, sha256 in self._ask("SELECT vector, cut, sha256 FROM texts WHERE key = ?", key):
-            if _digest(key, vector, str(int(cut))) == sha256:
-                return np.frombuffer(vector, "<f4").astype(np.float32), bool(cut)
-        return None
-
     def _open(self) -> None:
         try:
             connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
@@ -116,16 +93,23 @@ class EmbeddingCache:
             return
         self._connection = connection
 
-    def _ask(self, statement: str, value: str | bytes) -> list[Any]:
-        with self._lock:
-            if self._connection is None:
-                return []
-            try:
-                return self._connection.execute(statement, (value,)).fetchall()
-            except sqlite3.Error:
-                return []
+    def _find(self, key: str) -> tuple[NDArray[np.float32], str, bytes] | None:
+        rows: list[tuple[bytes, str, bytes, bytes]] = []
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._connection is not None:
+                query = "SELECT vector, note, jpeg, sha256 FROM entries WHERE key = ?"
+                rows = self._connection.execute(query, (key,)).fetchall()
+        for vector, note, jpeg, sha256 in rows:
+            # SQLite does not detect flipped bits, and a wrong vector would stay in the library.
+            if _digest(key, vector, note, jpeg) == sha256:
+                return np.frombuffer(vector, "<f4").astype(np.float32), note, jpeg
+        return None
 
-    def _put(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    def _put(self, entries: Iterable[tuple[str, NDArray[np.float32], str, bytes]]) -> None:
+        rows = []
+        for key, values, note, jpeg in entries:
+            vector = values.astype("<f4").tobytes()
+            rows.append((key, vector, note, jpeg, _digest(key, vector, note, jpeg)))
         with self._lock:
             try:
                 if self._connection is None:
@@ -133,7 +117,8 @@ class EmbeddingCache:
                     self._open()
                 if self._connection is not None:
                     self._connection.execute("BEGIN IMMEDIATE")
-                    self._connection.executemany(statement, rows)
+                    # OR REPLACE: memes of a batch may share a file, or two builds may embed it concurrently.
+                    self._connection.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
                     self._connection.execute("COMMIT")
             except (sqlite3.Error, OSError):
                 # Otherwise BEGIN would fail from here on, and the rest of the build would not be cached.
@@ -141,8 +126,12 @@ class EmbeddingCache:
                     self._connection.rollback()
 
 
-def _key(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).digest()
+def _key_of_picture(bytes_sha256: str) -> str:
+    return f"picture {bytes_sha256}"
+
+
+def _key_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
 def _digest(*parts: str | bytes) -> bytes:

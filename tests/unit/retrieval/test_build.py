@@ -23,6 +23,7 @@ from court.meme import Picture
 from court.verdict import Label
 from retrieval.build import STARTER_MEMES, BuildReport, add_to_library, build_library, build_starter
 from retrieval.embed.encoder import TextEmbeddings
+from retrieval.library.embedding_cache import EmbeddingCache
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Provenance, Source, SourceFormat
@@ -36,6 +37,12 @@ SECRET = "zebra quarrel"  # must never be quoted
 def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildReport]:
     arguments = {"name": "n", "encoder": ENCODER} | kwargs
     return asyncio.run(build_library(path / "library", sources, **arguments))
+
+
+def pictured(path: Path) -> Source:
+    """A source of one meme with a picture."""
+    (path / "a.png").write_bytes(png_of((1, 2, 3)))
+    return Source(lines(path / "data", harmeme("a", "not harmful", "x")), pictures=path)
 
 
 def reasons(report: BuildReport) -> list[tuple[int, str, str]]:
@@ -173,18 +180,23 @@ def test_format_is_detected_from_the_content(tmp_path: Path, content: str, expec
     assert read_source(Source(tmp_path / "data")).format is expected
 
 
-@pytest.mark.parametrize("content", ["", "\n", "\ufeff \r\n"])
-def test_file_without_lines_is_refused_as_empty(tmp_path: Path, content: str) -> None:
+EMPTY, UNKNOWN = "data is empty", "no layout that is known"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", EMPTY),
+        ("\n", EMPTY),
+        ("\ufeff \r\n", EMPTY),
+        ("a word\n", UNKNOWN),
+        ("id|label\n", UNKNOWN),
+        ("[1, 2]", UNKNOWN),
+    ],
+)
+def test_file_that_is_empty_or_of_unknown_format_is_refused(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "data").write_text(content, "utf-8")
-    with pytest.raises(BadRequest, match="data is empty") as refusal:
-        read_source(Source(tmp_path / "data"))
-    assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
-
-
-@pytest.mark.parametrize("content", ["hello there\n", "id|label\n", "[1, 2]"])
-def test_unknown_format_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "data").write_text(content)
-    with pytest.raises(BadRequest, match="no layout that is known") as refusal:
+    with pytest.raises(BadRequest, match=why) as refusal:
         read_source(Source(tmp_path / "data"))
     assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
 
@@ -282,30 +294,11 @@ class BusyReader:
 
 
 def test_reading_a_picture_is_retried_when_the_decoder_is_busy(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
-    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
+    source = pictured(tmp_path)
     assert build(tmp_path, source, picture_reader=BusyReader(2))[0].memes[0].has_picture
     library, report = build(tmp_path, source, picture_reader=BusyReader(3), replace=True)
     assert not library.memes[0].has_picture
     assert report.problems[0].reason == "its picture could not be read in time (DECODER_BUSY)"
-
-
-def test_progress_reaches_the_total_of_each_step(tmp_path: Path) -> None:
-    colours = np.random.default_rng(0).integers(256, size=(120, 2, 3))
-    for i in range(120):
-        (tmp_path / f"{i}.png").write_bytes(png_of(*(tuple(colour.tolist()) for colour in colours[i])))
-    source = lines(
-        tmp_path / "data", *(harmeme(str(i), "not harmful" if i % 2 else "very harmful", f"w{i}") for i in range(120))
-    )
-    steps: list[tuple[str, int, int]] = []
-    build(
-        tmp_path,
-        Source(source, pictures=tmp_path),
-        picture_reader=PlainPictureReader(),
-        progress=lambda *step: steps.append(step),
-    )
-    assert steps[:3] == [("pictures", 32, 120), ("pictures", 64, 120), ("pictures", 96, 120)]
-    assert steps[-1][0] == "calibration" and steps[-1][1] == steps[-1][2]
 
 
 def test_duplicate_ids_in_later_sources_are_refused(tmp_path: Path) -> None:
@@ -319,19 +312,23 @@ def test_duplicate_ids_in_later_sources_are_refused(tmp_path: Path) -> None:
 def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     source = lines(tmp_path / "data", harmeme("a", "not harmful", "w " * 60), harmeme("b", "not harmful", "w"))
     assert build(tmp_path, Source(source))[1].text_cut == ("a",)
+    # Also if the build is resumed from its cache.
+    cache, texts = EmbeddingCache(tmp_path, ENCODER.identity), ["w " * 60, "w"]
+    cache.keep_texts(texts, ENCODER.embed_texts(texts))
+    assert [cut for _, cut in filter(None, cache.texts(texts))] == [True, False]
+    cache.close()
+
+
+def words_of_two_kinds() -> list[dict[str, Any]]:
+    """Memes enough to calibrate a library, their labels plain from their words."""
+    kinds = (("not harmful", "good"), ("very harmful", "bad"))
+    return [harmeme(f"m{i}", kinds[i % 2][0], f"word{i} {kinds[i % 2][1]}") for i in range(120)]
 
 
 def test_adding_recalibrates_and_skips_existing_ids(tmp_path: Path) -> None:
     first = lines(tmp_path / "one", harmeme("a", "not harmful", "x"))
     library, _ = build(tmp_path, Source(first))
-    more = lines(
-        tmp_path / "two",
-        harmeme("a", "very harmful", "again"),
-        *(
-            harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
-            for i in range(120)
-        ),
-    )
+    more = lines(tmp_path / "two", harmeme("a", "very harmful", "again"), *words_of_two_kinds())
     larger, report = asyncio.run(add_to_library(library, [Source(more)], encoder=ENCODER))
     assert report.added == 120 and reasons(report) == [(1, "a", "its id is taken")]
     assert larger.generation == "000002"
@@ -342,11 +339,7 @@ def test_adding_recalibrates_and_skips_existing_ids(tmp_path: Path) -> None:
 
 
 def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path: Path) -> None:
-    memes = [
-        harmeme(f"m{i}", "very harmful" if i % 2 else "not harmful", f"word{i} {'bad' if i % 2 else 'good'}")
-        for i in range(120)
-    ]
-    usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *memes)), settle_error=0.01)
+    usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *words_of_two_kinds())), settle_error=0.01)
     library, _ = build(tmp_path / "wide", Source(tmp_path / "one"), settle_error=0.2)
     assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.01, 0.2)
     # 120 memes are too few to guarantee 1 %, and enough for 20 %.
@@ -357,20 +350,6 @@ def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path: Path) 
     larger, _ = asyncio.run(add_to_library(library, [Source(more)], encoder=ENCODER))
     assert larger.manifest.tuning.settle_error == 0.2
     assert larger.manifest.tuning.settles is not None and larger.manifest.tuning.settles.error == 0.2
-
-
-def test_building_twice_gives_equal_vectors_and_tuning(tmp_path: Path) -> None:
-    source = lines(
-        tmp_path / "data",
-        *(harmeme(f"m{i}", "very harmful" if i % 3 else "not harmful", f"word{i} word{i % 4}") for i in range(50)),
-    )
-    one, _ = build(tmp_path, Source(source))
-    two, _ = build(tmp_path, Source(source), replace=True)
-    for name in ("vectors.npy", "flags.npy", "pictures.bin"):
-        assert one.manifest.files[name] == two.manifest.files[name]
-    strip = {"added": None}
-    assert [m.model_copy(update=strip) for m in one.memes] == [m.model_copy(update=strip) for m in two.memes]
-    assert one.manifest.tuning == two.manifest.tuning
 
 
 @pytest.mark.slow
@@ -395,10 +374,8 @@ def test_unexpected_reader_errors_are_raised(tmp_path: Path) -> None:
         async def read(self, data: bytes) -> Picture:
             raise KeyError("a bug of ours")
 
-    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
-    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
     with pytest.raises(KeyError):
-        build(tmp_path, source, picture_reader=Broken())
+        build(tmp_path, pictured(tmp_path), picture_reader=Broken())
 
 
 JFIF = {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
@@ -468,29 +445,33 @@ def test_adding_keeps_existing_thumbnails(tmp_path: Path) -> None:
     assert without.manifest.counts.kept_pictures == without.manifest.files["pictures.bin"].size == 0
 
 
-def test_thumbnails_are_written_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(70):
-        (tmp_path / f"{i}.png").write_bytes(png_of((i, 0, 0)))
-    source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(70)))
+def test_pictures_are_read_and_written_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = np.random.default_rng(0).integers(256, size=(110, 2, 3)).tolist()
+    for i, (one, other) in enumerate(colours):
+        (tmp_path / f"{i}.png").write_bytes(png_of(tuple(one), tuple(other)))
+    labels = ("not harmful", "very harmful")
+    source = lines(tmp_path / "data", *(harmeme(str(i), labels[i % 2], f"w{i}") for i in range(110)))
     written: list[int] = []
     real = ThumbnailWriter.append
     monkeypatch.setattr(ThumbnailWriter, "append", lambda spool, data: (written.append(1), real(spool, data))[1])
     after: list[int] = []
-    build(
-        tmp_path,
-        Source(source, pictures=tmp_path),
-        picture_reader=PlainPictureReader(),
-        progress=lambda step, done, total: after.append(len(written)) if step == "pictures" else None,
-    )
-    assert after == [32, 64, 70]
+    steps: list[tuple[str, int, int]] = []
+
+    def progress(step: str, done: int, total: int) -> None:
+        steps.append((step, done, total))
+        after.append(len(written))
+
+    build(tmp_path, Source(source, pictures=tmp_path), picture_reader=PlainPictureReader(), progress=progress)
+    batches = [32, 64, 96, 110]
+    assert steps[:4] == [("pictures", done, 110) for done in batches] and after[:4] == batches
+    assert steps[-1][0] == "calibration" and steps[-1][1] == steps[-1][2]
 
 
 def test_full_disk_while_writing_thumbnails_leaves_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
-    source = Source(lines(tmp_path / "data", harmeme("a", "not harmful", "x")), pictures=tmp_path)
+    source = pictured(tmp_path)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
@@ -553,7 +534,9 @@ def test_interrupted_build_resumes_from_cached_embeddings(tmp_path: Path, most: 
     assert (again.texts, again.pictures) == (100, left)
     other = attempt(whole, "other")
     assert (whole.texts, whole.pictures) == (100, 100)
-    assert np.array_equal(library.rows, other.rows)
+    for name in ("vectors.npy", "flags.npy", "pictures.bin"):
+        assert library.manifest.files[name] == other.manifest.files[name]
+    assert library.manifest.tuning == other.manifest.tuning
     strip = {"added": None}
     assert [m.model_copy(update=strip) for m in library.memes] == [m.model_copy(update=strip) for m in other.memes]
     assert not (tmp_path / "library" / ".building").exists()
@@ -571,7 +554,7 @@ def test_cached_embeddings_of_other_encoders_or_altered_ones_are_ignored(tmp_pat
         attempt(CountingEncoder(most=60))
     (spool,) = (place / ".building").glob("*.sqlite")
     with contextlib.closing(sqlite3.connect(spool)) as connection:
-        connection.execute("UPDATE pictures SET vector = zeroblob(length(vector))")
+        connection.execute("UPDATE entries SET vector = zeroblob(length(vector))")
         connection.commit()
     with pytest.raises(RuntimeError):
         attempt(CountingEncoder(most=0, name="other"))
