@@ -122,16 +122,20 @@ def _calibrate(
     guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})
     repeated = repeated_memes(rows, memes, text_dim, _MOST_TRIED)
     by_script = dict(text_floors or {})
-    defaults = _defaults(
-        alphas[0],
-        prior,
-        floors,
-        n,
+    defaults = Tuning(
+        alpha=alphas[0],
+        vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
+        floors=floors,
         text_floors=by_script,
-        repeated=repeated,
-        error=error,
+        calibration=Calibration(
+            method="defaults",
+            n=0,
+            majority=max(harmful, n - harmful) / n,
+            repeated=repeated,
+            note=f"nothing was chosen: that takes {FEWEST_OF_A_LABEL} memes of each label that differ",
+        ),
+        settle_error=error,
         safeguards=guarded,
-        harmful=harmful,
     )
     if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
@@ -190,7 +194,10 @@ def _calibrate(
     parts = [judged(fold) for fold in range(_FOLDS)]
     p, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     predicted = p >= best.settings.threshold
-    accuracy, macro_f1 = _scores(labels[None], predicted[None])
+    wrong = int((labels != predicted).sum())
+    # Of each label, F1 = 2 hits / (2 hits + wrong); both labels are there, so there is a hit or an error.
+    hits = (labels & predicted).sum(), (~labels & ~predicted).sum()
+    macro_f1 = sum(2 * int(each) / (2 * int(each) + wrong) for each in hits) / 2
     settles = choose_sure_range(p, labels, best.settings.threshold, error)
     settled_share, settled_error = _settling(parts, best.settings.threshold, error)
     return Tuning(
@@ -201,8 +208,8 @@ def _calibrate(
         calibration=Calibration(
             method="leave-one-out",
             n=int(labels.size),
-            accuracy=float(accuracy[0]),
-            macro_f1=float(macro_f1[0]),
+            accuracy=1 - wrong / labels.size,
+            macro_f1=macro_f1,
             brier=float(np.mean((p - labels) ** 2)),
             majority=float(max(labels.mean(), 1 - labels.mean())),
             settled_share=settled_share,
@@ -292,7 +299,7 @@ def _sample(
     memes: Sequence[LabelledMeme], safeguards: Safeguards, also: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Sorted indexes of an even sample and of ``also``, and a mask of those usable for training."""
-    silent, _ = silent_memes(memes, safeguards)
+    silent = silent_memes(memes, safeguards)
     even = np.linspace(0, len(memes) - 1, min(len(memes), MOST)).round().astype(np.int64)
     sample = np.union1d(even, also)
     return sample, ~silent[sample]
@@ -382,35 +389,6 @@ def _alphas(memes: Sequence[LabelledMeme]) -> tuple[float, ...]:
     return _ALPHAS if any(meme.has_text for meme in memes) else (0.0,)
 
 
-def _defaults(
-    alpha: float,
-    prior: float,
-    floors: MinSimilarity,
-    n: int,
-    *,
-    text_floors: dict[str, float],
-    repeated: float,
-    error: float,
-    safeguards: Safeguards,
-    harmful: int,
-) -> Tuning:
-    return Tuning(
-        alpha=alpha,
-        vote=VoteSettings(k=min(15, n), tau=0.1, prior=prior),
-        floors=floors,
-        text_floors=text_floors,
-        calibration=Calibration(
-            method="defaults",
-            n=0,
-            majority=max(harmful, n - harmful) / n,
-            repeated=repeated,
-            note=f"nothing was chosen: that takes {FEWEST_OF_A_LABEL} memes of each label that differ",
-        ),
-        settle_error=error,
-        safeguards=safeguards,
-    )
-
-
 def _grid(neighbours: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
     """Computes the logit of each meme's share for all settings, shape (settings, q)."""
     depth = min(neighbours.similarities.shape[1], max(_KS))
@@ -475,17 +453,6 @@ def fit_logistic(
         if max(np.abs(step_a).max(), np.abs(step_b).max()) < 1e-10:
             break
     return np.clip(a, -5, 5), np.clip(b, 0.05, 10)
-
-
-def _scores(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Accuracy and macro-F1 of each row of ``predicted``, shape (m, q), against ``truth``, shape (1, q)."""
-    right = (truth & predicted).sum(axis=1), (~truth & ~predicted).sum(axis=1)
-    wrong = (truth != predicted).sum(axis=1)
-    f1 = [
-        np.divide(2 * hits, 2 * hits + wrong, out=np.zeros(len(predicted)), where=2 * hits + wrong > 0)
-        for hits in right
-    ]
-    return (right[0] + right[1]) / truth.shape[1], (f1[0] + f1[1]) / 2
 
 
 def _sigmoid(z: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -245,10 +245,6 @@ def test_error_bound_is_that_of_clopper_and_pearson(error: float) -> None:
     assert not within(0, 0, error) and not within(3, 3, error)
 
 
-def test_bound_of_five_percent_needs_45_memes_without_error() -> None:
-    assert within(0, 45, 0.05) and not within(0, 44, 0.05)
-
-
 def test_sure_range_settles_as_much_as_the_bound_allows() -> None:
     p, labels = votes_of(4000)
     settles = choose_sure_range(p, labels, 0.5, 0.05)
