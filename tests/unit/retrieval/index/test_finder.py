@@ -505,14 +505,17 @@ async def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is
     await asyncio.to_thread(writer.compact)
     await until(lambda: finder.searched.generation == "000002")
     digest = finder.library.digest
-    current = tmp_path / "CURRENT"
+    current, new = tmp_path / "CURRENT", tmp_path / "CURRENT.new"
     good = current.read_bytes()
-    current.write_bytes(good.replace(b"sha256:", b"sha255:"))
+    # Replaced as a writer does: the follower could otherwise read it half written, or take two writes for one.
+    new.write_bytes(good.replace(b"sha256:", b"sha255:"))
+    new.replace(current)
     await until(lambda: "searched on" in messages[-1])
     count = len(messages)
     await asyncio.sleep(0.05)
     assert len(messages) == count and finder.library.digest == digest
-    current.write_bytes(good)
+    new.write_bytes(good)
+    new.replace(current)
     await asyncio.to_thread(writer.remove, "extra", who="ada", why="old")
     await until(lambda: "extra" not in finder.ids)
     assert not task.done()
