@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -77,33 +78,23 @@ def test_encoder_process_returns_the_same_embeddings_as_the_encoder_itself(share
     pictures = [[png_of((200, 0, 0))], [png_of((0, 200, 0)), png_of((0, 0, 200))]]
     assert np.array_equal(shared.embed_pictures(pictures), local.embed_pictures(pictures))
     for text, frames in zip(texts, [*pictures, []], strict=True):
-        (found, picture_vectors), (own, own_picture_vectors) = (
-            shared.embed_meme(text, frames),
-            local.embed_meme(text, frames),
-        )
+        (found, seen), (own, own_seen) = shared.embed_meme(text, frames), local.embed_meme(text, frames)
         assert np.array_equal(found.vectors, own.vectors) and found.cut == own.cut
-        assert (
-            np.array_equal(picture_vectors, own_picture_vectors)
-            if frames
-            else picture_vectors is own_picture_vectors is None
-        )
+        assert np.array_equal(seen, own_seen) if frames else seen is own_seen is None
     assert pid_of(shared) != os.getpid()
 
 
 def test_encoder_threads_have_a_lower_priority_than_the_server(tmp_path: Path) -> None:
     """Except while it loads: on a busy machine the server would otherwise take minutes to become ready."""
-    encoder = EncoderProcess(functools.partial(_load_with_a_thread, tmp_path / "nice"))
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            waiting = [threads.submit(encoder.embed_texts, ["until", str(tmp_path / "go on")]) for _ in range(4)]
-            tasks = Path(f"/proc/{pid_of(encoder)}/task")
-            wait_until(lambda: len(list(tasks.iterdir())) >= 6)
-            found = {niceness(task) for task in tasks.iterdir()}
-            (tmp_path / "go on").touch()
-            assert all(waited.result() for waited in waiting)
-        assert found == {min(19, niceness(Path("/proc/self")) + 10)}
-    finally:
-        encoder.close()
+    load = functools.partial(_load_with_a_thread, tmp_path / "nice")
+    with closing(EncoderProcess(load)) as encoder, ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(encoder.embed_texts, ["until", str(tmp_path / "go on")]) for _ in range(4)]
+        tasks = Path(f"/proc/{pid_of(encoder)}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) >= 6)
+        found = {niceness(task) for task in tasks.iterdir()}
+        (tmp_path / "go on").touch()
+        assert all(waited.result() for waited in waiting)
+    assert found == {min(19, niceness(Path("/proc/self")) + 10)}
     assert int((tmp_path / "nice").read_text()) == niceness(Path("/proc/self"))
 
 
@@ -146,9 +137,8 @@ def test_loading_errors_reach_the_caller() -> None:
 def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("import os; os._exit(5)")
     monkeypatch.chdir(tmp_path)
-    encoder = EncoderProcess(ControllableEncoder)
-    assert pid_of(encoder)
-    encoder.close()
+    with closing(EncoderProcess(ControllableEncoder)) as encoder:
+        assert pid_of(encoder)
 
 
 def test_process_that_died_while_idle_is_restarted_by_the_next_call(
@@ -284,28 +274,21 @@ def test_closed_encoder_ends_its_process_and_refuses_calls(encoder: EncoderProce
     encoder.close()
 
 
-def test_process_exits_when_its_parent_is_killed() -> None:
-    program = (
-        "import time; from retrieval.embed.process import EncoderProcess; from tests.support.encoder_apart import *;"
-        "encoder = EncoderProcess(ControllableEncoder); print(pid_of(encoder), flush=True);"
-        "encoder.embed_texts(['wait', '60'])"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    assert alive(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    wait_until(lambda: not alive(child))
-
-
-def test_process_exits_when_its_parent_is_killed_during_loading(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "encoder = EncoderProcess(ControllableEncoder); file.write_text(str(pid_of(encoder)));"
+        "encoder.embed_texts(['wait', '60'])",
+        "EncoderProcess(functools.partial(_load_slowly, file))",
+    ],
+    ids=["during a call", "while loading"],
+)
+def test_process_exits_when_its_parent_is_killed(tmp_path: Path, code: str) -> None:
     pid_file = tmp_path / "pid"
     program = (
         "import functools, pathlib, sys; from retrieval.embed.process import EncoderProcess;"
-        "from tests.support.encoder_apart import _load_slowly;"
-        "EncoderProcess(functools.partial(_load_slowly, pathlib.Path(sys.argv[1])))"
+        "from tests.support.encoder_apart import *; from tests.support.encoder_apart import _load_slowly;"
+        f"file = pathlib.Path(sys.argv[1]); {code}"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(pid_file)])
     wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
@@ -318,8 +301,8 @@ def test_process_exits_when_its_parent_is_killed_during_loading(tmp_path: Path) 
 
 @pytest.mark.parametrize("how", [["spin"], ["wait", "3600"]])
 def test_endless_call_fails_and_concurrent_calls_are_answered(how: list[str]) -> None:
-    encoder = EncoderProcess(ControllableEncoder, call_cpu_s=1.0, call_s=3600 if how == ["spin"] else 3.0)
-    try:
+    limits = {"call_cpu_s": 1.0, "call_s": 3600 if how == ["spin"] else 3.0}
+    with closing(EncoderProcess(ControllableEncoder, **limits)) as encoder:
         before, deaths = pid_of(encoder), worker_deaths["encoder"]
         with ThreadPoolExecutor() as pool:
             stuck = pool.submit(encoder.embed_texts, how)
@@ -330,13 +313,8 @@ def test_endless_call_fails_and_concurrent_calls_are_answered(how: list[str]) ->
         assert caught.value.reason == "ENCODER_STUCK"
         assert pid_of(encoder) != before and not alive(before)
         assert worker_deaths["encoder"] == deaths + 1
-    finally:
-        encoder.close()
 
 
 def test_time_limit_grows_with_the_size_of_the_batch() -> None:
-    encoder = EncoderProcess(ControllableEncoder, call_cpu_s=0.02, call_s=0.02)
-    try:
+    with closing(EncoderProcess(ControllableEncoder, call_cpu_s=0.02, call_s=0.02)) as encoder:
         assert len(encoder.embed_texts(["a text"] * 3000).vectors) == 3000
-    finally:
-        encoder.close()

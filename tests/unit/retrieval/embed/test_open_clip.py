@@ -122,7 +122,7 @@ def refusal_of(source: ClipSource) -> CourtError:
     ],
 )
 def test_encoder_names_are_parsed(named: str, source: ClipSource, name: str | None) -> None:
-    assert parse_clip(named) == source
+    assert parse_clip(named) == source and name_of(named) == source.name
     assert name is None or source.name == name
     if source.path is None:
         assert parse_clip(source.name) == source  # the name stored in a manifest can be parsed again
@@ -183,26 +183,20 @@ def test_pickled_code_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_or_not_finite_are_refused(tmp_path: Path) -> None:
     import torch
 
     state = weights(1)
     shorter = {name: tensor for name, tensor in state.items() if "ln_final" not in name}
     wider = state | {"visual.proj": torch.zeros(64, 25)}
     more = state | {"something.else": torch.zeros(3)}
-    for number, other in enumerate([shorter, wider, more, {"a": torch.zeros(1)}, {}]):
+    not_finite = state | {"visual.proj": torch.full_like(state["visual.proj"], float("nan"))}
+    for number, other in enumerate([shorter, wider, more, not_finite, {"a": torch.zeros(1)}, {}]):
         path = tmp_path / f"{number}.safetensors"
         save_file(other, path)
         assert refusal_of(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", number
     torch.save([1, 2], tmp_path / "list.pt")
     assert refusal_of(ClipSource(TINY, path=tmp_path / "list.pt")).reason == "ENCODER_DAMAGED"
-
-
-def test_non_finite_weights_are_refused(tmp_path: Path) -> None:
-    state = weights(1)
-    state["visual.proj"][3, 3] = float("nan")
-    save_file(state, tmp_path / "nan.safetensors")
-    assert refusal_of(ClipSource(TINY, path=tmp_path / "nan.safetensors")).reason == "ENCODER_DAMAGED"
 
 
 def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,11 +522,6 @@ def test_court_loads_the_encoder_its_library_names(tmp_path: Path, checkpoint: P
         asyncio.run(opened())
     with pytest.raises(BadLibrary, match="asked for"):
         asyncio.run(opened(encoder="builtin"))
-
-
-def test_short_encoder_names_are_expanded() -> None:
-    assert name_of("builtin") == "builtin/all-MiniLM-L6-v2"
-    assert name_of("hf-hub:a/b") == "open_clip:hf-hub:a/b"
 
 
 def test_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:

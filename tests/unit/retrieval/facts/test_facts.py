@@ -153,14 +153,9 @@ def test_unreadable_files_and_lines_are_each_reported(tmp_path):
     assert len(found.problems) == 18
 
 
-@pytest.mark.parametrize("text", ["", "2024", "2024-02", "2024-02-29"])
-def test_date_is_a_year_a_month_or_a_day(text):
-    assert is_date(text)
-
-
-@pytest.mark.parametrize("text", ["2023-02-29", "2024-04-31", "0000", "2024-1", "20240101", "2024\n", "٢٠٢٤"])
-def test_impossible_dates_are_refused(text):
-    assert not is_date(text)
+def test_date_is_a_year_a_month_or_a_day():
+    assert all(map(is_date, ["", "2024", "2024-02", "2024-02-29"]))
+    assert not any(map(is_date, ["2023-02-29", "2024-04-31", "0000", "2024-1", "20240101", "2024\n", "٢٠٢٤"]))
 
 
 def test_page_date_is_its_first_valid_one():
