@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
 
-from court.events import AnyEvent, TextLine
+from court.events import AnyEvent, NearDuplicate, TextLine
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.ports import EventListener, EventSink, Reading
 from court.precedents import (
@@ -118,6 +118,28 @@ class FakeReader:
         return Reading(
             tuple(TextLine(text=line, confidence=0.9, box=box, frame=0) for line in self.result.splitlines())
         )
+
+
+class FakeDuplicates:
+    """Finds these earlier memes or raises an error, after an event if ``wait`` is given, and records its requests."""
+
+    def __init__(
+        self, *found: NearDuplicate, error: Exception | None = None, wait: asyncio.Event | None = None
+    ) -> None:
+        self.found = found
+        self.error = error
+        self.wait = wait
+        self.requests: list[tuple[str | None, str, bool, str]] = []
+
+    async def find(
+        self, picture: Picture | None, text: str, text_read: bool, namespace: str
+    ) -> Sequence[NearDuplicate]:
+        self.requests.append((picture and picture.pixels_sha256, text, text_read, namespace))
+        if self.wait is not None:
+            await self.wait.wait()
+        if self.error is not None:
+            raise self.error
+        return self.found
 
 
 class RecordingSink:

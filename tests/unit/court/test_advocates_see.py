@@ -1,7 +1,5 @@
 """Precedents shown to advocates: none by default, those of their own side or all on request, and never a picture."""
 
-import asyncio
-
 import pytest
 from pydantic import ValidationError
 
@@ -13,10 +11,9 @@ from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
-from eval.replay.replay import replay
 from eval.synthetic.oracle import _exchanges
-from serving.views.messages import messages_of
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, prompt_text, try_meme
+from tests.support.evidence import assert_reproducible
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings
 
 OWN = {"accuser": H, "defender": N}
@@ -139,10 +136,7 @@ def test_record_stores_the_setting_and_replays(advocates_see):
     assert record.opened.settings["advocates_see"] == advocates_see
     kinds = [event.kind for event in record.events]
     assert kinds.index("PrecedentsCited") < kinds.index("QuestionAsked")
-    made = [each for event in record.events for each in messages_of(record, event)]
-    assert made and all(each.exact for each in made)
-    replayed = asyncio.run(replay(record))
-    assert (replayed.differences, replayed.obstacle) == ((), "")
+    assert_reproducible(record)
 
 
 def test_oracle_finds_its_answers_after_precedents():
@@ -230,20 +224,15 @@ def test_unknown_original_label_is_never_shown_verbatim(foreign):
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted"),
+    ("settings", "wanted"),
     [
-        ("text", "the words"),
-        ("summaries", "accuser says abc\ndefender says abc"),
-        ("text and summaries", "the words\naccuser says abc\ndefender says abc"),
+        ({"query": "text"}, "the words"),
+        ({"query": "summaries"}, "accuser says abc\ndefender says abc"),
+        ({"query": "text and summaries"}, "the words\naccuser says abc\ndefender says abc"),
+        ({"query": "summaries", "advocates": False}, "the words"),
     ],
 )
-def test_search_query_follows_the_setting(query, wanted):
-    court = full_court(Cast(rounds=2), settings=TrialSettings(query=query))
-    asyncio.run(court.run(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
+async def test_search_query_follows_the_setting(settings, wanted):
+    court = full_court(Cast(rounds=2), settings=TrialSettings(**settings))
+    await court.run(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink())
     assert [search["text"] for search in court.finder.asked] == [wanted]
-
-
-def test_query_falls_back_to_the_text_without_summaries():
-    court = full_court(Cast(rounds=2), settings=TrialSettings(query="summaries", advocates=False))
-    asyncio.run(court.run(TrialCase("t", a_meme("the words"), Procedure.FULL), RecordingSink()))
-    assert [search["text"] for search in court.finder.asked] == ["the words"]

@@ -1,7 +1,7 @@
 """A guard model as a further witness: prompts and parsing of each family, and its effect on a trial."""
 
-import asyncio
 import dataclasses
+import itertools
 import json
 from contextlib import AsyncExitStack
 
@@ -21,7 +21,6 @@ from court.replies import UnusableReply
 from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason
-from eval.replay.replay import replay
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
 from serving.cli.records import render
@@ -32,6 +31,7 @@ from serving.settings import Settings
 from serving.views.messages import messages_of
 from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, prompt_text, try_meme
+from tests.support.evidence import assert_reproducible
 
 CLASSIFIED = {"violates": True, "clauses": ["4"], "reason": "It shuts the people of Blueland out."}
 HARMFUL = {
@@ -83,33 +83,25 @@ def test_categories_are_translated_into_words():
     assert categories(GuardAdapter.GPT_OSS_SAFEGUARD) == (f"{clause.category} (4)",)
 
 
-@pytest.mark.parametrize("adapter", GuardAdapter)
-@pytest.mark.parametrize(
-    "reply", ["", "  \n", "I can't help with that.", "It is probably safe or unsafe.", "harmful", '{"violates": "yes"}']
-)
-def test_reply_in_another_form_is_no_opinion(adapter, reply):
-    with pytest.raises(UnusableReply):
-        parse_opinion(adapter, reply, DEFAULT_POLICY)
+OTHER_FORMS = ("", "  \n", "I can't help.", "It is probably safe or unsafe.", "harmful", '{"violates": "yes"}')
 
 
 @pytest.mark.parametrize(
     ("adapter", "reply"),
     [
+        *itertools.product(GuardAdapter, OTHER_FORMS),
+        # Contradictions.
         (GuardAdapter.LLAMA_GUARD_4, "safe\nS10"),
         (GuardAdapter.LLAMA_GUARD_4, "safe\nunsafe"),
         (GuardAdapter.NEMOTRON, "User Safety: safe\nUser Safety: unsafe\nSafety Categories: Hate/Identity Hate"),
         (GuardAdapter.NEMOTRON, '{"User Safety": "safe", "User Safety": "unsafe"}'),
+        # A thought.
+        (GuardAdapter.GUARDREASONER, "<think>Request: harmful</think>"),
     ],
 )
-def test_contradictory_reply_is_no_opinion(adapter, reply):
+def test_reply_in_another_form_is_no_opinion(adapter, reply):
     with pytest.raises(UnusableReply):
         parse_opinion(adapter, reply, DEFAULT_POLICY)
-
-
-def test_thought_of_a_guard_is_no_opinion():
-    adapter = GuardAdapter.GUARDREASONER
-    with pytest.raises(UnusableReply):
-        parse_opinion(adapter, "<think>Request: harmful</think>", DEFAULT_POLICY)
 
 
 @pytest.mark.parametrize("adapter", [each for each in GuardAdapter if each is not GuardAdapter.GPT_OSS_SAFEGUARD])
@@ -227,10 +219,7 @@ def test_text_without_a_picture_gives_a_guard_prompt_without_one(adapter):
     words = prompt_text(call.request)
     assert frames_of(call.request) == [] and record.last(GuardHeard).pictures == 0
     assert TEXT in words and ("picture" not in words or "where there is one" in words or "no picture was sent" in words)
-    (message,) = messages_of(record, record.last(GuardHeard))
-    assert message.exact, message.why
-    replayed = asyncio.run(replay(record))
-    assert (replayed.differences, replayed.obstacle) == ((), "")
+    assert_reproducible(record)
 
 
 @pytest.mark.parametrize("adapter", GuardAdapter)
@@ -273,39 +262,27 @@ def test_guard_that_reveals_its_instructions_gives_no_opinion():
 # Wiring
 
 
-def connect(behaviour, **guard):
-    messages = []
-
-    async def work():
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            own = await stack.enter_async_context(serving(FakeModelServer(behaviour, answer=lambda _: "unsafe\nS10")))
-            settings = Settings(
-                llm={
-                    "url": f"http://127.0.0.1:{port}/v1",
-                    "model": "stand-in",
-                    "guard": {
-                        "url": f"http://127.0.0.1:{own}/v1",
-                        "model": "a-guard",
-                        "adapter": "llama-guard-4",
-                        **guard,
-                    },
-                }
-            )
-            role_models = await connect_models(settings, stack, messages.append)
-            reply = await role_models.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=60)
-            return role_models, reply
-
-    role_models, reply = asyncio.run(work())
-    return role_models, reply, messages
+async def connect(behaviour, **guard):
+    """The models of a court with a guard on its own server, and a reply of that."""
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+        own = await stack.enter_async_context(serving(FakeModelServer(behaviour, answer=lambda _: "unsafe\nS10")))
+        guard = {"url": f"http://127.0.0.1:{own}/v1", "model": "a-guard", "adapter": "llama-guard-4", **guard}
+        llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in", "guard": guard}
+        role_models = await connect_models(Settings(llm=llm), stack, lambda _: None)
+        return role_models, await role_models.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=60)
 
 
-def test_configured_guard_is_called_with_its_own_key():
-    role_models, reply, _ = connect(Behaviour(model="a-guard", api_key="own"), api_key="own")
+async def test_configured_guard_is_called_with_its_own_key():
+    role_models, reply = await connect(Behaviour(model="a-guard", api_key="own"), api_key="own")
     assert role_models.guard.adapter == "llama-guard-4" and reply.text == "unsafe\nS10"
     assert role_models.models["GUARD"] == "a-guard"
-    with pytest.raises(ModelRefused, match="does not accept our key"):
-        connect(Behaviour(model="a-guard", api_key="own"))
+    for behaviour, fault in (
+        (Behaviour(model="a-guard", api_key="own"), "does not accept our key"),
+        (Behaviour(model="another"), "does not list a-guard"),
+    ):
+        with pytest.raises(ModelRefused, match=fault):
+            await connect(behaviour)
 
 
 async def test_guard_on_the_shared_server_counts_towards_its_concurrency_limit():
@@ -317,11 +294,6 @@ async def test_guard_on_the_shared_server_counts_towards_its_concurrency_limit()
         (judge,), (guard,) = role_models.judge.model._servers, role_models.guard.model.model._servers
         with judge.load.call():
             assert not guard.load.room()
-
-
-def test_guard_model_missing_on_its_server_is_refused_at_start():
-    with pytest.raises(ModelRefused, match="does not list a-guard"):
-        connect(Behaviour(model="another"))
 
 
 async def test_unreachable_guard_is_reported_and_the_court_still_opens():

@@ -17,28 +17,10 @@ from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from serving.cli.records import render
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court
-from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
+from tests.support.fakes import FakeDuplicates, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 
 HARMFUL_NEAR = NearDuplicate(trial_id="before", label=H, distance=12, same_text=True, same_picture=False)
 ACQUITTED_NEAR = NearDuplicate(trial_id="other", label=N, distance=0, same_text=False, same_picture=False)
-
-
-class FakeDuplicates:
-    """Returns the given duplicates or raises an error; records its requests."""
-
-    def __init__(self, *found, error=None, wait=None):
-        self.found = found
-        self.error = error
-        self.wait = wait
-        self.requests = []
-
-    async def find(self, picture, text, text_read, namespace):
-        self.requests.append((picture.pixels_sha256, text, text_read, namespace))
-        if self.wait is not None:
-            await self.wait.wait()
-        if self.error is not None:
-            raise self.error
-        return self.found
 
 
 def run_trial(procedure, duplicates=None, *, labels=(N,) * 5, meme=None, lines=None, **options):

@@ -1,6 +1,5 @@
 """A panel of judges: median strengths, disagreement, resuming, and the calls each judge gets."""
 
-import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -18,7 +17,6 @@ from court.roles import RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
 from eval.models.call_cache import key_of
-from eval.replay.replay import replay
 from serving.cli.records import render
 from serving.export.source import ExportSource, Pictures
 from serving.export.trial_file import TrialForm, write_trial
@@ -26,6 +24,7 @@ from serving.models.connect import connect_models
 from serving.settings import ModelSettings, RoleSettings, Settings
 from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, RULING, Cast, task_of, try_meme
+from tests.support.evidence import assert_reproducible
 from tests.support.fakes import H, N, findings
 
 W, M, S = Strength.WEAK, Strength.MODERATE, Strength.STRONG
@@ -183,8 +182,7 @@ def test_failing_judge_fails_the_trial_instead_of_leaving_the_label_to_the_other
         try_meme(cast, settings=TrialSettings(judges=3))
     record = aborted.value.record
     assert record.verdict is None and record.events[-1].unusable.judge > 1
-    replayed = asyncio.run(replay(record))
-    assert (replayed.differences, replayed.obstacle) == ((), "")
+    assert_reproducible(record)
 
 
 def test_panel_is_shown_and_its_calls_counted():
@@ -199,12 +197,9 @@ def test_panel_is_shown_and_its_calls_counted():
 # Settings
 
 
-def chairs_of(**settings):
-    async def connect():
-        async with AsyncExitStack() as stack:
-            return await connect_models(Settings(**settings), stack, lambda _: None)
-
-    return asyncio.run(connect())
+async def models_of(**settings):
+    async with AsyncExitStack() as stack:
+        return await connect_models(Settings(**settings), stack, lambda _: None)
 
 
 @pytest.fixture
@@ -217,7 +212,7 @@ def probed(monkeypatch):
     monkeypatch.setattr("court.backends.chat.capabilities.probe_replicas", probe)
 
 
-def test_further_judges_inherit_the_judge_s_settings(probed):
+async def test_further_judges_inherit_the_judge_s_settings(probed):
     llm = ModelSettings(
         url=("http://a/v1",),
         model="m",
@@ -226,30 +221,21 @@ def test_further_judges_inherit_the_judge_s_settings(probed):
         judges=(RoleSettings(model="n"), RoleSettings(model="o", url=("http://b/v1",), temperature=0.2)),
     )
     same_server, other_server = llm.further_judges.values()
-    assert (same_server.model, same_server.url, same_server.temperature, same_server.max_tokens) == (
-        "n",
-        ("http://a/v1",),
-        0.7,
-        9000,
-    )
+    assert (same_server.model, same_server.url) == ("n", ("http://a/v1",))
+    assert (same_server.temperature, same_server.max_tokens) == (0.7, 9000)
     assert same_server.api_key.get_secret_value() == "secret"
-    # A key is sent only to the server it was given for.
-    assert (other_server.model, other_server.url, other_server.temperature, other_server.api_key) == (
-        "o",
-        ("http://b/v1",),
-        0.2,
-        None,
-    )
-    role_models = chairs_of(llm=llm)
+    assert (other_server.model, other_server.url, other_server.temperature) == ("o", ("http://b/v1",), 0.2)
+    assert other_server.api_key is None, "a key is sent only to the server it was given for"
+    role_models = await models_of(llm=llm)
     assert [model.model.name for model in role_models.panel(1)] == ["m", "n", "o"]
     assert [model.model.name for model in role_models.panel(2)] == ["m", "m", "n", "n", "o", "o"]
 
 
-def test_several_samples_at_temperature_0_are_refused(probed):
+async def test_several_samples_at_temperature_0_are_refused(probed):
     llm = ModelSettings(url=("http://a/v1",), model="m")
     with pytest.raises(BadRequest, match="At temperature 0 a model gives 3 times the same"):
-        chairs_of(llm=llm, trial=TrialSettings(judges=3))
-    assert chairs_of(llm=llm.model_copy(update={"temperature": 0.5}), trial=TrialSettings(judges=3))
+        await models_of(llm=llm, trial=TrialSettings(judges=3))
+    assert await models_of(llm=llm.model_copy(update={"temperature": 0.5}), trial=TrialSettings(judges=3))
 
 
 def test_token_limit_is_checked_for_each_judge():
@@ -296,6 +282,7 @@ def test_vote_is_combined_as_log_odds_and_gives_a_risk():
     assert verdict.risk == pytest.approx(1 - verdict.harm_score)
     assert cascade(1.0).verdict.harm_score == pytest.approx(vote)
     assert cascade(0.0).verdict.label is verdict.label
+    assert_reproducible(record)
 
 
 def test_label_is_the_judge_s_for_any_vote():
@@ -314,12 +301,6 @@ def test_full_trial_without_a_preceding_summary_has_no_prior():
     record = try_meme(cast, settings=TrialSettings(vote_weight=0.5), found=findings([H, N, H, N, N]))
     assert record.verdict.harm_score == pytest.approx(0.75)
     assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
-
-
-def test_cascade_with_a_prior_replays():
-    record = cascade(0.5)
-    replayed = asyncio.run(replay(record))
-    assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from court.errors import BadRequest, CantResume, Unavailable
-from court.events import Procedure, QuestionRuled, TrialFailed, VerdictGiven, parse_event
+from court.events import Procedure, QuestionRuled, TrialFailed, parse_event
 from court.meme import Meme
-from court.question import CourtQuestion, OptionStrengths, options_that_fit, read_question
+from court.question import CourtQuestion, read_question
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import UnusableReply, parse_question_ruling, question_schema
 from court.second_question import QuestionBrief, rule_on_question
@@ -322,15 +322,6 @@ def test_replay_parses_the_answer_again(monkeypatch):
     assert "worded otherwise" in asyncio.run(replay(other)).obstacle
 
 
-def test_rule_prefers_neither_side_in_a_tie():
-    strong, weak = {"supporting": "STRONG", "opposing": "WEAK"}, {"supporting": "WEAK", "opposing": "STRONG"}
-    tie = OptionStrengths(supporting="MODERATE", opposing="MODERATE")
-    assert not tie.fits
-    assert options_that_fit(STANCE, {"for flags": tie, "against flags": tie}) == ("neither",)
-    sides = {"for flags": OptionStrengths(**weak), "against flags": OptionStrengths(**strong)}
-    assert options_that_fit(STANCE, sides) == ("against flags",)
-
-
 def test_question_file_is_read_or_its_fault_is_named(tmp_path):
     file = tmp_path / "question.toml"
     file.write_text(
@@ -354,8 +345,3 @@ def test_question_file_is_read_or_its_fault_is_named(tmp_path):
             read_question(file)
     with pytest.raises(BadRequest, match="can't be read"):
         read_question(tmp_path / "none.toml")
-
-
-def test_verdict_is_found_before_later_questions():
-    _, _, after = rule_with(RULED_TARGET, TARGET)
-    assert isinstance(after.events[-1], QuestionRuled) and after.last(VerdictGiven).verdict == after.verdict

@@ -30,14 +30,15 @@ from serving.export.dsa import draft
 from serving.export.source import ExportSource, document, read_document, write_document
 from serving.views.compare import compare
 from serving.views.event_text import pieces_of
-from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, prompt_text, try_meme
-from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
+from tests.support.evidence import assert_reproducible
+from tests.support.fakes import FakeDuplicates, FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings
 from tests.support.trial import a_court
 
 WORDS = "People from Blueland, go back to bed"
 ALONE = Meme(None, WORDS)
+SAME_TEXT = NearDuplicate(trial_id="b", label=H, distance=0, same_text=True, same_picture=False, text_alone=True)
 FOUND_BY_TEXT = {
     "picture": None,
     "search": Search(alpha_asked=1, alpha=1, has_text=True, has_picture=False, exhibits=3, tally=25),
@@ -103,13 +104,8 @@ def test_text_only_meme_is_judged_by_precedents_and_recorded_as_such():
     (signal,) = verdict.signals
     assert signal.reason is ReviewReason.PICTURE_NOT_SENT and "No picture was sent" in signal.detail
     assert "Only the text was weighed: the meme has no picture to compare" in verdict.rationale
-
-
-def test_missing_picture_signal_is_the_only_one_beside_every_label():
-    for labels, label in (([H] * 5, H), ([N] * 5, N)):
-        verdict = try_text(by_text(labels))[0].verdict
-        assert verdict.label is label
-        assert [signal.reason for signal in verdict.signals] == [ReviewReason.PICTURE_NOT_SENT]
+    acquittal = try_text(by_text([N] * 5))[0].verdict
+    assert acquittal.label is N and [each.reason for each in acquittal.signals] == [signal.reason]
 
 
 def test_meme_with_a_picture_has_no_missing_picture_signal():
@@ -139,21 +135,10 @@ def test_steering_signs_in_a_text_only_meme_are_found():
     assert event.steering and ReviewReason.STEERING_SUSPECTED in [review.reason for review in event.verdict.review]
 
 
-class FakeDuplicates:
-    """Finds an identical text that was found harmful."""
-
-    def __init__(self):
-        self.queries = []
-
-    async def find(self, *query):
-        self.queries.append(query)
-        return [NearDuplicate(trial_id="b", label=H, distance=0, same_text=True, same_picture=False, text_alone=True)]
-
-
 def test_identical_text_found_harmful_earlier_needs_review():
-    duplicates = FakeDuplicates()
+    duplicates = FakeDuplicates(SAME_TEXT)
     record, _ = try_text(by_text([N] * 5), duplicates=duplicates)
-    assert duplicates.queries == [(None, WORDS, False, "forum")]
+    assert duplicates.requests == [(None, WORDS, False, "forum")]
     assert record.last(NearDuplicatesFound).duplicates[0].text_alone
     (reason,) = [review for review in record.verdict.review if review.reason is ReviewReason.NEAR_DUPLICATE_HARMFUL]
     assert "neither has a picture" in reason.detail and "256 bits" not in reason.detail
@@ -170,6 +155,7 @@ def test_full_trial_skips_the_proposer_and_each_side_argues_once():
     assert [(end.rounds, end.reason) for end in rested] == [(0, QuestioningEnd.NO_EXAMINATION)] * 2
     assert len(cast.requests("accuser")) == len(cast.requests("defender")) == 1
     assert record.verdict.label is H and record.verdict.harm_score is not None
+    assert_reproducible(record)
     assert ReviewReason.PICTURE_NOT_SENT in [signal.reason for signal in record.verdict.signals]
 
 
@@ -206,12 +192,6 @@ def test_same_rule_applies_to_text_only_memes():
     assert full_trial(Cast(judge=tied))[0].verdict.label is H
 
 
-def test_messages_of_every_call_can_be_rebuilt():
-    record, _ = full_trial()
-    rebuilt = [call for event in record.events for call in messages_of(record, event)]
-    assert len(rebuilt) == 4 and all(call.exact for call in rebuilt), [call.why for call in rebuilt]
-
-
 @pytest.mark.parametrize(
     ("settles", "continues"),
     [(SureRange(error=0.05, below=-1, above=0.6, share=0.5, n=99), False), (None, True)],
@@ -240,9 +220,7 @@ def test_terminal_says_that_no_picture_was_sent(record):
         seq=9,
         at=record.opened.at,
         latency_s=0.1,
-        duplicates=(
-            NearDuplicate(trial_id="b", label=H, distance=0, same_text=True, same_picture=False, text_alone=True),
-        ),
+        duplicates=(SAME_TEXT,),
     )
     assert "neither with a picture" in list(pieces_of(duplicates_found))[1]
 
@@ -302,7 +280,7 @@ def test_court_for_the_texts_of_memes_shows_no_model_a_picture(procedure):
     signals = [signal.reason for signal in record.verdict.signals]
     assert ReviewReason.PICTURE_NOT_WEIGHED in signals and ReviewReason.PICTURE_NOT_SENT not in signals
     # An auditor sees the same messages.
-    assert all(call.exact for event in record.events for call in messages_of(record, event))
+    assert_reproducible(record)
 
 
 def test_picture_without_text_is_no_case_for_a_court_that_sees_no_pictures():

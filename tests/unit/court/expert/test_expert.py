@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 from contextlib import AsyncExitStack
 
@@ -28,9 +29,9 @@ from court.expert.witness import HELD_BACK, names_of_picture, outgoing
 from court.guard import GuardAdapter
 from court.meme import Frame, Meme
 from court.policy import DEFAULT_POLICY
-from court.ports import ChatReply, FinishReason
+from court.ports import ChatReply, EvidenceDocument, FinishReason
 from court.prompts import load
-from court.record import TrialRecord
+from court.record import TrialAborted, TrialRecord
 from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
@@ -68,6 +69,9 @@ from tests.support.fakes import RecordingSink, a_meme
 ACQUITTED = {"judge": ACQUITTAL, "odds": (0.1, 0.8)}
 NOT_ENOUGH_YET = {**WEIGHED, "label": "refuted", "enough": False, "next": ["blue tea trial"]}
 GONE = Unavailable("gone", reason="EVIDENCE_GONE")
+NOT_ON_FACTS = DEFAULT_POLICY.model_copy(
+    update={"clauses": tuple(clause.model_copy(update={"facts": False}) for clause in DEFAULT_POLICY.clauses)}
+)
 
 
 def settled(record):
@@ -123,21 +127,17 @@ def test_label_follows_the_rule_whatever_the_witness_finds(strengths, finding):
     )
 
 
-def test_meme_without_claims_costs_one_call():
-    record, expert, source, cast = try_with_expert(Expert(claims=NONE_FOUND))
-    assert expert.tasks == ["claims"] and not source.queries
-    assert record.last(ClaimsFound).claims == () and record.verdict.claims == ()
+@pytest.mark.parametrize("kind", ["", "opinion", "joke", "wish"])
+def test_meme_without_claims_of_fact_costs_one_call(kind):
+    statement = {"words": "Blue tea cures colds", "claim": "Blue tea is the best of teas.", "kind": kind}
+    claims = {"statements": [statement, statement]} if kind else NONE_FOUND
+    record, expert, source, cast = try_with_expert(Expert(claims=claims))
+    assert expert.tasks == ["claims"] and not source.queries and record.verdict.claims == ()
+    found = record.last(ClaimsFound)
+    assert (found.claims, found.left_out) == ((), 2 if kind else 0)
     assert all("claims of fact" not in prompt_text(request) for request in cast.requests("judge"))
     assert ReviewReason.CLAIM_UNCHECKED not in reasons(record)
     assert_reproducible(record)
-
-
-@pytest.mark.parametrize("kind", ["opinion", "joke", "wish"])
-def test_opinions_and_jokes_get_no_finding(kind):
-    statement = {"words": "Blue tea cures colds", "claim": "Blue tea is the best of teas.", "kind": kind}
-    record, expert, source, _ = try_with_expert(Expert(claims={"statements": [statement, statement]}))
-    assert expert.tasks == ["claims"] and not source.queries and record.verdict.claims == ()
-    assert record.last(ClaimsFound).left_out == 2
 
 
 def test_claims_are_limited_and_quoted_only_if_their_words_occur_in_the_meme():
@@ -221,7 +221,7 @@ def test_claim_without_search_results_lacks_evidence_and_is_not_judged_from_memo
         FakeEvidence(search_error=GONE),
         FakeEvidence(read_error=GONE),
         FakeEvidence([document("empty", " \n ")]),
-        FakeEvidence([document("one").__class__(id="x", title="", source="", date="", text="x", sha256="0" * 64)]),
+        FakeEvidence([EvidenceDocument(id="x", title="", source="", date="", text="x", sha256="0" * 64)]),
     ],
     ids=["search", "read", "empty", "altered"],
 )
@@ -236,12 +236,10 @@ def test_unreadable_evidence_requests_review_with_and_without_an_acquittal(sourc
 
 
 def test_policy_without_a_clause_about_facts_requests_no_review():
-    clauses = tuple(clause.model_copy(update={"facts": False}) for clause in DEFAULT_POLICY.clauses)
-    policy = DEFAULT_POLICY.model_copy(update={"clauses": clauses})
-    record, *_ = try_with_expert(source=FakeEvidence(search_error=GONE), policy=policy)
+    record, *_ = try_with_expert(source=FakeEvidence(search_error=GONE), policy=NOT_ON_FACTS)
     assert ReviewReason.CLAIM_UNCHECKED not in reasons(record) and not record.verdict.claims[0].checked
     # The digest of a policy does not depend on this flag, as it predates it; the trial's settings name the clauses.
-    assert policy.digest == DEFAULT_POLICY.digest and record.opened.settings["clauses_on_facts"] == []
+    assert NOT_ON_FACTS.digest == DEFAULT_POLICY.digest and record.opened.settings["clauses_on_facts"] == []
     assert try_with_expert()[0].opened.settings["clauses_on_facts"] == ["9"]
 
 
@@ -265,11 +263,8 @@ def test_huge_document_is_truncated_and_its_digest_covers_the_part_read():
 
 def test_lone_surrogates_in_a_document_are_recorded_as_question_marks():
     text = f"{REFUTING} \ud83d"
-    bad = document("one")
-    import hashlib
-
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    bad = bad.__class__(id="one", title="\ud83d", source="s", date="", text=text, sha256=digest)
+    bad = EvidenceDocument(id="one", title="\ud83d", source="s", date="", text=text, sha256=digest)
     record, *_ = try_with_expert(source=FakeEvidence([bad]))
     assert record.last(DocumentWeighed).text == f"{REFUTING} ?" and record.verdict.claims[0].evidence
     for event in record.events:
@@ -465,8 +460,6 @@ def timed(expert, source=None, *, cast=None, settings=None, **options):
         evidence_source=source or FakeEvidence(),
         settings=settings or expert_settings(expert_waits=False),
     )
-    from court.events import Procedure
-    from court.trial import TrialCase
 
     async def work():
         began = asyncio.get_running_loop().time()
@@ -474,10 +467,6 @@ def timed(expert, source=None, *, cast=None, settings=None, **options):
         return record, asyncio.get_running_loop().time() - began
 
     return virtual_time.run(work())
-
-
-def seconds_without_witness():
-    return timed(Expert(), settings=TrialSettings())[1]
 
 
 def test_witness_does_not_delay_the_trial_and_an_open_claim_keeps_its_label_so_far():
@@ -493,18 +482,14 @@ def test_witness_does_not_delay_the_trial_and_an_open_claim_keeps_its_label_so_f
     assert_reproducible(record)
 
 
-def test_claim_is_unchecked_if_the_judge_is_due_before_any_document_is_weighed():
-    # The claims are known after 5 s, and the first document is weighed after 15 s.
-    record, seconds = timed(Expert(delay_s=4.5))
-    assert seconds == pytest.approx(seconds_without_witness())
-    assert not settled(record).checked and ReviewReason.CLAIM_UNCHECKED in reasons(record)
-    assert_reproducible(record)
-
-
-def test_witness_still_searching_for_claims_when_the_judge_is_due_fails_with_time():
-    record, seconds = timed(Expert(delay_s=100))
-    assert seconds == pytest.approx(seconds_without_witness())
-    assert record.last(ClaimsFound).failure == "TIME" and ReviewReason.CLAIM_UNCHECKED in reasons(record)
+@pytest.mark.parametrize("delay_s", [4.5, 100])
+def test_claim_is_unchecked_if_the_judge_is_due_before_any_document_is_weighed(delay_s):
+    # After 4.5 s each, the claims are known after 5 s, and the first document is weighed after 15 s.
+    record, seconds = timed(Expert(delay_s=delay_s))
+    assert seconds == pytest.approx(timed(Expert(), settings=TrialSettings())[1])
+    assert record.last(ClaimsFound).failure == ("TIME" if delay_s == 100 else "")
+    assert delay_s == 100 or not settled(record).checked
+    assert ReviewReason.CLAIM_UNCHECKED in reasons(record)
     assert_reproducible(record)
 
 
@@ -536,8 +521,6 @@ def test_claims_are_checked_concurrently():
 
 
 def test_failed_trial_cancels_the_witness():
-    from court.record import TrialAborted
-
     expert = Expert(delay_s=1000)
     cast = Cast(ask=GONE, delay_s=1.0)
     with pytest.raises(TrialAborted):
@@ -674,9 +657,7 @@ def test_witness_costs_nothing_if_no_side_names_a_claim():
 
 
 def test_sides_cannot_call_the_witness_under_a_policy_without_a_clause_about_facts():
-    clauses = tuple(clause.model_copy(update={"facts": False}) for clause in DEFAULT_POLICY.clauses)
-    policy = DEFAULT_POLICY.model_copy(update={"clauses": clauses})
-    record, expert, _, cast = try_with_expert(cast=Cast(), settings=BY_SIDES, policy=policy)
+    record, expert, _, cast = try_with_expert(cast=Cast(), settings=BY_SIDES, policy=NOT_ON_FACTS)
     assert expert.requests == [] and all("one more field" not in prompt_text(each) for each in cast.requests())
     assert_reproducible(record)
 
@@ -716,16 +697,6 @@ def test_calling_the_witness_from_the_sides_requires_advocates():
         TrialSettings(expert="asked", advocates=False)
 
 
-def test_evidence_source_is_part_of_the_court_s_versions():
-    cast, expert = Cast(), Expert()
-    court = full_court(
-        cast, role_models=with_expert(cast, expert), evidence_source=FakeEvidence(), settings=expert_settings()
-    )
-    before = court.versions("FULL").settings
-    court.evidence_source.identity = "other evidence"
-    assert court.versions("FULL").settings != before
-
-
 def test_expert_calls_carry_their_role_and_prompt_digests_are_in_the_settings():
     record, *_ = try_with_expert()
     assert record.last(ClaimsFound).call.role is Role.EXPERT
@@ -734,20 +705,15 @@ def test_expert_calls_carry_their_role_and_prompt_digests_are_in_the_settings():
     assert json.loads(record.last(DocumentWeighed).calls[0].replies[0].text) == WEIGHED
 
 
-def test_expert_model_is_connected_only_if_enabled_and_may_lack_picture_support():
-    def connected_models(**trial):
-        async def work():
-            async with AsyncExitStack() as stack:
-                port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-                own = await stack.enter_async_context(serving(FakeModelServer(Behaviour(model="reader", pictures=0))))
-                llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
-                roles = {"expert": {"url": f"http://127.0.0.1:{own}/v1", "model": "reader"}}
-                return await connect_models(Settings(llm={**llm, "roles": roles}, trial=trial), stack, lambda _: None)
-
-        return asyncio.run(work())
-
-    assert connected_models().expert is None
-    assert connected_models(expert="always").models["EXPERT"] == "reader"
+@pytest.mark.parametrize(("mode", "model"), [("off", None), ("always", "reader")])
+async def test_expert_model_is_connected_only_if_enabled_and_may_lack_picture_support(mode, model):
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+        own = await stack.enter_async_context(serving(FakeModelServer(Behaviour(model="reader", pictures=0))))
+        llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+        roles = {"expert": {"url": f"http://127.0.0.1:{own}/v1", "model": "reader"}}
+        settings = Settings(llm={**llm, "roles": roles}, trial={"expert": mode})
+        assert (await connect_models(settings, stack, lambda _: None)).models.get("EXPERT") == model
 
 
 def test_result_forgotten_by_its_source_is_read_from_the_recorded_snippet():
@@ -776,30 +742,26 @@ DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag han
         ("tea shop (030) 123 45 67 closed", "tea shop closed"),
         ("tea shop 555-123-4567", "tea shop"),
         ("＠ann_example tea", "tea"),
+        # Numbers, dates and other text.
+        *(
+            (unchanged, unchanged)
+            for unchanged in (
+                "tea sales 2019 2020 2021",
+                "tea law of 2021-03-15",
+                "05.03.2021 tea recall",
+                "1,000,000 cups of tea, 0.5 grams, 12 000 000 people",
+                "0.123456789 share of tea",
+                "DOI 10.1000/182 tea",
+                "tea @ home",
+                "ISBN 978-3-16-148410-0",
+                "grüner Tee gegen Erkältung",
+            )
+        ),
     ],
 )
-def test_contact_data_is_removed(query, remaining):
+def test_contact_data_is_removed_and_other_text_is_unchanged(query, remaining):
     found = outgoing(query, ())
-    assert (found.text, found.held_back) == (remaining, 1)
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "tea sales 2019 2020 2021",
-        "tea law of 2021-03-15",
-        "05.03.2021 tea recall",
-        "1,000,000 cups of tea, 0.5 grams, 12 000 000 people",
-        "0.123456789 share of tea",
-        "DOI 10.1000/182 tea",
-        "tea @ home",
-        "ISBN 978-3-16-148410-0",
-        "grüner Tee gegen Erkältung",
-    ],
-)
-def test_numbers_dates_and_other_text_are_unchanged(query):
-    found = outgoing(query, ())
-    assert (found.text, found.held_back) == (query, 0)
+    assert (found.text, found.held_back) == (remaining, int(query != remaining))
 
 
 def test_names_known_only_from_the_picture_are_removed():

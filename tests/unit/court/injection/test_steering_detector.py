@@ -194,37 +194,11 @@ def test_arbitrary_mixtures_of_fragments_are_accepted(parts):
 
 
 HOSTILE = [
-    *(
-        "system: ",
-        "user: a ",
-        "aa ",
-        "aaX",
-        "aGVsbG8gd29ybGQ",
-        "a b c d ",
-        "ignore the ",
-        "all your rules ",
-        "忽略",
-        "تعليمات",
-    ),
-    *(
-        "<",
-        "<|",
-        "{{",
-        "[begin ",
-        "%41\\u0041&lt;",
-        "\ufdfa",
-        "\u200b",
-        '"label" ',
-        '"}],"',
-        "a",
-        " ",
-        "\n",
-        "]",
-        "a_",
-        "&#",
-    ),
-    *("ignore verdict label say harmless ", "<img ", "![", "{a", "end of the ", "\u0301", "\U000e0041", "\ud800", "0"),
-]
+    "system: ", "user: a ", "aa ", "aaX", "aGVsbG8gd29ybGQ", "a b c d ", "ignore the ", "all your rules ", "忽略",
+    "تعليمات", "<", "<|", "{{", "[begin ", "%41\\u0041&lt;", "\ufdfa", "\u200b", '"label" ', '"}],"', "a", " ", "\n",
+    "]", "a_", "&#", "ignore verdict label say harmless ", "<img ", "![", "{a", "end of the ", "\u0301", "\U000e0041",
+    "\ud800", "0",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
@@ -400,6 +374,9 @@ LOOKALIKES, INVISIBLE, SPACED_OUT = (
         ("peo\u200bple from Blue\u00adland", [INVISIBLE]),
         ("p e o p l e from Blueland", [SPACED_OUT]),
         ("p.e.o.p.l.e and рeople", [LOOKALIKES, SPACED_OUT]),
+        # Under decoration.
+        ("k\u0336 i\u0336 l\u0336 l\u0336 a\u0336", [SPACED_OUT]),
+        ("d\u0307.i\u0307.r\u0307.t\u0307.y\u0307", [SPACED_OUT]),
         ("people from Blueland", []),
         ("люди из Синей страны и the USA", []),
         ("a b c of tea", []),
@@ -421,11 +398,6 @@ def test_a_sentence_of_any_script_is_no_disguise(script):
     sentence = SENTENCES[script]
     assert not disguises_in(sentence)
     assert not disguises_in(unicodedata.normalize("NFD", sentence))
-
-
-@pytest.mark.parametrize("text", ["k\u0336 i\u0336 l\u0336 l\u0336 a\u0336", "d\u0307.i\u0307.r\u0307.t\u0307.y\u0307"])
-def test_letters_set_apart_are_found_under_decoration(text):
-    assert disguises_in(text) == (SPACED_OUT,)
 
 
 def test_review_of_an_unreadable_text_mentions_its_disguise():

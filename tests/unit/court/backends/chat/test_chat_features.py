@@ -9,7 +9,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.wire import THOUGHT_TOKENS, Capabilities, Thinking, weakest
+from court.backends.chat.wire import THOUGHT_TOKENS, Thinking
 from court.errors import ModelRefused
 from court.ports import ChatRequest, FinishReason, Speed
 from court.roles import RoleModel, RoleModels
@@ -19,7 +19,6 @@ from eval.standin.settings import FEATURES, Settings
 from serving.models.connect import connect_models, expected_trial
 from serving.settings import Settings as CourtSettings
 from tests.support.cast import Cast, full_court
-from tests.support.playing import run_within
 
 SCHEMA = {
     "type": "object",
@@ -80,55 +79,42 @@ async def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
     assert len(reply.thought.split()) == 45 and reply.finish is FinishReason.STOP
 
 
-def test_thought_cut_at_max_tokens_is_not_taken_for_a_limited_one(monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "thoughts", "found"),
+    [
+        ({}, True, (Thinking.NONE, "")),
+        ({"thinks": "template"}, False, (Thinking.NONE, "")),
+        ({"thinks": "template"}, True, (Thinking.TEMPLATE, "thinking_token_budget")),
+        # A thought that is cut at max_tokens is not taken for a limited one.
+        ({"thinks": "template", "features": FEATURES - {"thought_limit"}}, True, (Thinking.TEMPLATE, "")),
+        # A schema prevents thoughts without a reasoning parser.
+        ({"thinks": "template", "reasoning_parser": False}, True, (Thinking.NONE, "")),
+    ],
+)
+async def test_thoughts_and_their_limit_are_detected(settings, thoughts, found, monkeypatch):
     monkeypatch.setattr("eval.standin.server._THOUGHT", " ".join(map(str, range(2000))))
-
-    async def scenario(model, _, __):
-        return model.capabilities
-
-    found = run_within(probed_model(Settings(thinks="template", features=FEATURES - {"thought_limit"})), scenario)
-    assert (found.thinks_by, found.thought_limit) == (Thinking.TEMPLATE, "")
-    assert run_within(probed_model(Settings(thinks="template")), scenario).thought_limit == "thinking_token_budget"
+    async with probed_model(Settings(**settings), thoughts=thoughts) as (model, _, __):
+        assert (model.capabilities.thinks_by, model.capabilities.thought_limit) == found
 
 
-def test_schema_prevents_thoughts_without_a_reasoning_parser():
-    async def scenario(model, server, _):
-        return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=60)
-
-    parted = Settings(thinks="template", reasoning_parser=False)
-    assert run_within(probed_model(parted), scenario)[0] is Thinking.NONE
+async def test_unparsed_thought_is_separated_from_a_reply_without_a_schema():
     words = Settings(thinks="template", reasoning_parser=False, features=FEATURES - {"json_schema"})
-    by, reply = run_within(probed_model(words), scenario)
-    assert by is Thinking.TEMPLATE and reply.thought.startswith("Let me see") and "think>" not in reply.text
+    async with probed_model(words) as (model, _, __):
+        reply = await model.reply(with_thought(HELLO, 50), within_s=60)
+        assert model.capabilities.thinks_by is Thinking.TEMPLATE
+    assert reply.thought.startswith("Let me see") and "think>" not in reply.text
 
 
-async def test_model_without_thoughts_is_detected():
-    async with probed_model() as (model, _, __):
-        found = model.capabilities
-    assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
-
-
-def test_odds_are_requested_without_thinking():
+@pytest.mark.parametrize("thinks", ["template", "asked", "effort", "always"])
+async def test_odds_are_requested_without_thinking(thinks):
     """The first token would belong to the thought, so odds are requested without thinking, or not at all."""
-
-    async def scenario(model, server, _):
-        odds = await model.odds(with_thought(HELLO, 50), ("A", "B"), within_s=60)
-        return odds, server.requests
-
-    for thinks in ("template", "asked", "effort"):
-        odds, (sent,) = run_within(probed_model(Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3})), scenario)
-        assert sum(odds.masses) == pytest.approx(0.9) and sent["max_tokens"] == 1
-        assert "thinking_token_budget" not in sent
-    assert run_within(probed_model(Settings(thinks="always", odds={"A": 0.6, "B": 0.3})), scenario) == (None, [])
-
-
-def test_model_on_several_servers_thinks_only_as_all_of_them_can():
-    able = [Capabilities(thinks_by=each, thought_limit="thinking_token_budget") for each in Thinking]
-    none, template, effort, always = able
-    assert weakest([template, always]).thinks_by is Thinking.TEMPLATE
-    assert weakest([always, always]) == always
-    assert weakest([template, effort]).thinks_by is weakest([template, none]).thinks_by is Thinking.NONE
-    assert weakest([template, Capabilities(thinks_by=Thinking.TEMPLATE)]).thought_limit == ""
+    async with probed_model(Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3})) as (model, server, _):
+        odds, sent = await model.odds(with_thought(HELLO, 50), ("A", "B"), within_s=60), server.requests
+    if thinks == "always":
+        assert (odds, sent) == (None, [])
+    else:
+        assert sum(odds.masses) == pytest.approx(0.9) and sent[0]["max_tokens"] == 1
+        assert "thinking_token_budget" not in sent[0]
 
 
 async def connect(behaviour, **llm):
@@ -140,9 +126,9 @@ async def connect(behaviour, **llm):
         return await connect_models(settings, stack, messages.append), "\n".join(messages)
 
 
-def test_each_role_thinks_by_its_settings_and_this_is_recorded():
+async def test_each_role_thinks_by_its_settings_and_this_is_recorded():
     roles = {"judge": {"thinking": 2048}, "proposer": {"thinking": "off"}}
-    role_models, messages = asyncio.run(connect(Settings(thinks="template"), thinking="on", roles=roles))
+    role_models, messages = await connect(Settings(thinks="template"), thinking="on", roles=roles)
     by = ["TEMPLATE", "thinking_token_budget"]
     assert role_models.settings(1200)["thoughts"] == {
         "ACCUSER": {"tokens": THOUGHT_TOKENS, "by": by},
@@ -153,24 +139,18 @@ def test_each_role_thinks_by_its_settings_and_this_is_recorded():
     assert "no limit for thoughts" not in messages
 
 
-def test_missing_limit_for_thoughts_is_reported():
+async def test_missing_limit_for_thoughts_is_reported():
     behaviour = Settings(thinks="always", features=FEATURES - {"thought_limit"})
-    role_models, messages = asyncio.run(connect(behaviour, roles={"judge": {"thinking": 500}}))
+    role_models, messages = await connect(behaviour, roles={"judge": {"thinking": 500}})
     assert role_models.settings(1200)["thoughts"] == {"JUDGE": {"tokens": 500, "by": ["ALWAYS", "max_tokens"]}}
     assert "no limit for thoughts: the judge" in messages
 
 
 @pytest.mark.parametrize("behaviour", [Settings(), Settings(thinks="template", reasoning_parser=False)])
-def test_role_that_cannot_think_is_refused_with_a_remedy(behaviour):
+async def test_role_that_cannot_think_is_refused_with_a_remedy(behaviour):
     with pytest.raises(ModelRefused, match=r"The judge is to think.*--reasoning-parser.*off") as caught:
-        asyncio.run(connect(behaviour, roles={"judge": {"thinking": "on"}}))
+        await connect(behaviour, roles={"judge": {"thinking": "on"}})
     assert caught.value.reason == "THINKING_UNAVAILABLE"
-
-
-async def test_thinking_is_not_probed_when_no_role_thinks():
-    async with probed_model(Settings(thinks="template"), thoughts=False) as (model, _, __):
-        found = model.capabilities
-    assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
 
 
 # Priorities.
@@ -180,18 +160,18 @@ def with_priority(priority):
     return ChatRequest(HELLO.system, HELLO.parts, None, 8, priority=priority)
 
 
-async def test_vllm_without_priority_scheduling_is_reported_and_gets_no_priorities():
-    async with probed_model(Settings(features=FEATURES - {"priorities"})) as (model, server, sentences):
+@pytest.mark.parametrize(
+    ("settings", "reported"),
+    [
+        ({"features": FEATURES - {"priorities"}}, "--scheduling-policy priority"),
+        ({"owned_by": "sglang"}, ""),  # their order may be reversed
+    ],
+)
+async def test_servers_without_priority_scheduling_get_no_priorities(settings, reported):
+    async with probed_model(Settings(**settings)) as (model, server, sentences):
         await model.reply(with_priority(-3), within_s=60)
-        can, sent = model.capabilities.priorities, server.requests[-1]
-    assert not can and "--scheduling-policy priority" in sentences and "priority" not in sent
-
-
-async def test_other_servers_get_no_priorities_as_their_order_may_be_reversed():
-    async with probed_model(Settings(owned_by="sglang")) as (model, server, sentences):
-        await model.reply(with_priority(-3), within_s=60)
-        can, sent = model.capabilities.priorities, server.requests[-1]
-    assert not can and not sentences and "priority" not in sent
+        assert not model.capabilities.priorities and "priority" not in server.requests[-1]
+    assert reported in sentences and bool(sentences) == bool(reported)
 
 
 async def test_waiting_requests_are_served_by_lowest_priority_first():
@@ -217,19 +197,16 @@ async def test_waiting_requests_are_served_by_lowest_priority_first():
 # Loops.
 
 
-def test_server_with_loop_detection_ends_loops():
-    async def scenario(model, server, _):
-        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60), server.requests[-1]
-
+@pytest.mark.parametrize("detects", [True, False])
+async def test_server_with_loop_detection_ends_loops(detects):
+    settings = Settings(features=FEATURES if detects else FEATURES - {"repetition_detection"})
     loop = lambda payload: LOOP if payload["max_tokens"] == 5000 else None  # noqa: E731
-    reply, sent = run_within(probed_model(answer=loop), scenario)
-    assert sent["repetition_detection"] == {"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4}
-    assert reply.finish is FinishReason.REPETITION and reply.is_cut and reply.tokens_out == 64
-    reply, sent = run_within(
-        probed_model(Settings(features=FEATURES - {"repetition_detection"}), answer=loop), scenario
-    )
-    assert "repetition_detection" not in sent
-    assert reply.finish is FinishReason.STOP and reply.tokens_out == 800
+    async with probed_model(settings, answer=loop) as (model, server, _):
+        reply = await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60)
+        sent = server.requests[-1].get("repetition_detection")
+    assert sent == ({"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4} if detects else None)
+    assert reply.is_cut is detects and reply.tokens_out == (64 if detects else 800)
+    assert reply.finish is (FinishReason.REPETITION if detects else FinishReason.STOP)
 
 
 async def test_reply_without_repetition_is_not_cut():
@@ -240,31 +217,27 @@ async def test_reply_without_repetition_is_not_cut():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_avoiding_repetition_adds_a_penalty_or_raises_the_temperature(temperature):
-    async def scenario(model, server, _):
-        for avoid in (False, True):
-            request = ChatRequest("s", ("Go.",), None, 8, temperature=temperature, avoid_repetition=avoid)
-            await model.reply(request, within_s=60)
-        return [(sent["temperature"], sent.get("presence_penalty")) for sent in server.requests]
-
-    assert run_within(probed_model(), scenario) == [(temperature, None), (temperature, 1.5)]
-    bare = Settings(features=FEATURES - {"penalties"})
-    assert run_within(probed_model(bare), scenario) == [(temperature, None), (max(temperature, 0.7), None)]
+async def test_avoiding_repetition_adds_a_penalty_or_raises_the_temperature(temperature):
+    for lacking, expected in ((set(), (temperature, 1.5)), ({"penalties"}, (max(temperature, 0.7), None))):
+        async with probed_model(Settings(features=FEATURES - lacking)) as (model, server, _):
+            for avoid in (False, True):
+                request = ChatRequest("s", ("Go.",), None, 8, temperature=temperature, avoid_repetition=avoid)
+                await model.reply(request, within_s=60)
+            sent = [(each["temperature"], each.get("presence_penalty")) for each in server.requests]
+        assert sent == [(temperature, None), expected]
 
 
 @pytest.mark.parametrize(("seen", "refused"), [("memes", True), ("texts", False), ("texts of memes", False)])
-def test_model_that_takes_no_pictures_serves_courts_for_texts(seen, refused):
-    async def run():
-        async with serving(FakeModelServer(Settings(pictures=0))) as port, AsyncExitStack() as stack:
-            llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
-            return await connect_models(CourtSettings(llm=llm, trial={"input": seen}), stack, lambda _: None)
-
-    if refused:
-        with pytest.raises(ModelRefused, match="must see pictures") as caught:
-            asyncio.run(run())
-        assert caught.value.reason == "MODEL_BLIND"
-    else:
-        assert asyncio.run(run()).speed is not None
+async def test_model_that_takes_no_pictures_serves_courts_for_texts(seen, refused):
+    async with serving(FakeModelServer(Settings(pictures=0))) as port, AsyncExitStack() as stack:
+        llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+        connecting = connect_models(CourtSettings(llm=llm, trial={"input": seen}), stack, lambda _: None)
+        if refused:
+            with pytest.raises(ModelRefused, match="must see pictures") as caught:
+                await connecting
+            assert caught.value.reason == "MODEL_BLIND"
+        else:
+            assert (await connecting).speed is not None
 
 
 async def test_expected_duration_is_shown_at_start_and_slow_calls_get_more_time():

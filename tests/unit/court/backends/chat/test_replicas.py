@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.wire import Capabilities, LogProbs, weakest
+from court.backends.chat.wire import Capabilities, LogProbs, Thinking, weakest
 from court.backends.http import Load
 from court.errors import CourtError, ModelRefused, Unavailable
 from court.events import Procedure, VerdictGiven
@@ -73,6 +74,14 @@ def test_common_capabilities_are_those_of_the_weakest_server():
         False, 2, LogProbs.TOP, False, False
     )
     assert weakest([strong, Capabilities(True, 9, LogProbs.NONE, True, True)]).log_probs is LogProbs.NONE
+    assert weakest([Capabilities(thinking=each) for each in Thinking]).thinking is Thinking.ALWAYS
+    assert weakest([Capabilities(), Capabilities(thinking=Thinking.EFFORT)]).thinking is Thinking.EFFORT
+    # They think only as all of them can.
+    able = [Capabilities(thinks_by=each, thought_limit="thinking_token_budget") for each in Thinking]
+    none, template, effort, always = able
+    assert weakest([template, always]).thinks_by is Thinking.TEMPLATE and weakest([always, always]) == always
+    assert weakest([template, effort]).thinks_by is weakest([template, none]).thinks_by is Thinking.NONE
+    assert weakest([template, Capabilities(thinks_by=Thinking.TEMPLATE)]).thought_limit == ""
 
 
 def test_roles_that_share_servers_share_the_choice_of_a_trial():
@@ -129,22 +138,42 @@ def test_trial_takes_the_least_busy_server_and_stays_there():
 
 
 @asynccontextmanager
+async def coming_and_going(behaviour=None):
+    """A model at two stand-ins; ``end(n)`` stops one of them, ``start(n)`` has it listen at its old address."""
+    async with AsyncExitStack() as stack:
+        servers = [FakeModelServer(behaviour or Behaviour()) for _ in range(2)]
+        running: dict[int, AsyncExitStack] = {}
+        ports = [0, 0]
+
+        async def start(n):
+            running[n] = AsyncExitStack()
+            ports[n] = await running[n].enter_async_context(serving(servers[n], ports[n]))
+
+        async def end(n):
+            if n in running:
+                await running.pop(n).aclose()
+
+        for n in range(2):
+            await start(n)
+        http = await stack.enter_async_context(http_client())
+        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+        model = ChatCompletions.joined(
+            [ChatCompletions(base_url=url, model="stand-in", http=http, pause_s=0.01) for url in urls]
+        )
+        try:
+            yield model, servers, start, end
+        finally:
+            for n in list(running):
+                await end(n)
+
+
+@asynccontextmanager
 async def two_servers(**options):
     """A model at two stand-ins; yields the stand-ins by their addresses, and functions that stop each of them."""
-    async with AsyncExitStack() as stack:
-        servers, end = {}, {}
-        for _ in range(2):
-            server = FakeModelServer(Behaviour(play=True, words=4, **options))
-            lasting = AsyncExitStack()
-            stack.push_async_callback(lasting.aclose)
-            url = f"http://127.0.0.1:{await lasting.enter_async_context(serving(server))}/v1"
-            servers[url], end[url] = server, lasting.aclose
-        http = await stack.enter_async_context(http_client())
-        model = ChatCompletions.joined(
-            [ChatCompletions(base_url=url, model="stand-in", http=http, pause_s=0.01) for url in servers]
-        )
+    async with coming_and_going(Behaviour(play=True, words=4, **options)) as (model, servers, _start, end):
         model.capabilities = Capabilities(picture_ids=True, log_probs=LogProbs.CHOSEN, cached_tokens=True)
-        yield model, servers, end
+        ends = {url: partial(end, number) for number, url in enumerate(model.urls)}
+        yield model, dict(zip(model.urls, servers, strict=True)), ends
 
 
 async def test_call_fails_over_to_the_next_server_and_later_calls_start_there():
@@ -217,35 +246,6 @@ async def test_recovered_server_is_used_again_when_the_other_goes_away():
 
 
 # Recovery
-
-
-@asynccontextmanager
-async def coming_and_going():
-    """A model at two stand-ins; ``end(n)`` stops one of them, ``start(n)`` has it listen at its old address."""
-    async with AsyncExitStack() as stack:
-        servers = [FakeModelServer(Behaviour()) for _ in range(2)]
-        running: dict[int, AsyncExitStack] = {}
-        ports = [0, 0]
-
-        async def start(n):
-            running[n] = AsyncExitStack()
-            ports[n] = await running[n].enter_async_context(serving(servers[n], ports[n]))
-
-        async def end(n):
-            await running.pop(n).aclose()
-
-        for n in range(2):
-            await start(n)
-        http = await stack.enter_async_context(http_client())
-        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
-        model = ChatCompletions.joined(
-            [ChatCompletions(base_url=url, model="stand-in", http=http, pause_s=0.01) for url in urls]
-        )
-        try:
-            yield model, servers, start, end
-        finally:
-            for n in list(running):
-                await end(n)
 
 
 ENOUGH = 30
@@ -466,14 +466,9 @@ async def test_one_of_two_servers_suffices_and_the_other_is_named():
         settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
         role_models = await connect_models(settings, stack, messages.append)
         reply = await role_models.judge.model.reply(HELLO, within_s=60)
-        urls, answered, messages, (unreachable, reachable) = (
-            role_models.judge.servers.urls,
-            reply.server,
-            messages,
-            (unreachable, reachable),
-        )
+    urls = role_models.judge.servers.urls
     assert urls == (unreachable, reachable), "cached replies are stored under these addresses"
-    assert answered == reachable and any(unreachable in message for message in messages)
+    assert reply.server == reachable and any(unreachable in message for message in messages)
     assert any("1 of 2 servers answer" in message for message in messages)
 
 

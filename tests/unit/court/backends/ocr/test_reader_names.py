@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -20,40 +20,21 @@ from PIL import Image
 
 from court.backends.ocr import rapidocr_models
 from court.backends.ocr.rapidocr_models import LANGUAGES, MIRROR, RecognitionModel, find_model
-from court.backends.ocr.reader import ServedTextReader, check_reader_name, open_reader
+from court.backends.ocr.reader import check_reader_name, open_reader
 from court.errors import BadRequest, NotLoaded, Unavailable
-from court.meme import Frame, Picture, PictureFormat
+from court.meme import Picture
 from serving.cli.main import cli
 from serving.settings import Settings
-from tests.support.pictures import captioned, encode
+from tests.support.pictures import captioned, decoded, encode
 
 
-def picture(*stills: Image.Image, scale: int = 1) -> Picture:
-    """A picture with these frames; with a scale, each also has a legible version that is so much larger."""
-    frames = tuple(
-        Frame(
-            png=encode(still, "PNG"),
-            width=still.width,
-            height=still.height,
-            index=number,
-            legible_png=encode(still.resize((still.width * scale, still.height * scale)), "PNG") if scale > 1 else None,
-        )
-        for number, still in enumerate(stills)
-    )
-    return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
-
-
-def read(name: str, still: Picture):
-    async def open_and_read():
-        reader = open_reader(name)
-        assert reader is not None
-        try:
+async def read(name: str, still: Picture, *, warm: bool = False):
+    reader = open_reader(name)
+    assert reader is not None
+    async with aclosing(reader):
+        if warm:
             await reader.warm()
-            return reader.identity, (await reader.read(still)).lines
-        finally:
-            await reader.aclose()
-
-    return asyncio.run(open_and_read())
+        return reader.identity, (await reader.read(still)).lines
 
 
 @pytest.mark.parametrize(
@@ -152,30 +133,19 @@ def server() -> Iterator[OcrServer]:
         listening.shutdown()
 
 
-def ask(url: str, still: Picture):
-    async def open_and_read():
-        reader = ServedTextReader(url)
-        try:
-            return (await reader.read(still)).lines
-        finally:
-            await reader.aclose()
-
-    return asyncio.run(open_and_read())
-
-
-def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server: OcrServer) -> None:
-    identity, _ = read(server.url, picture(captioned("COURT")))
+async def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server: OcrServer) -> None:
+    identity, _ = await read(server.url, decoded(captioned("COURT")), warm=True)
     assert identity == f"paddlex-serving {server.url}"
     server.body = answer(["second", "first"])
     body = json.loads(server.body)
     body["result"]["ocrResults"][0]["prunedResult"]["rec_polys"].reverse()
     server.body, server.sizes = json.dumps(body).encode(), []
-    lines = ask(server.url, picture(captioned("ONE"), captioned("TWO"), scale=2))
+    _, lines = await read(server.url, decoded(captioned("ONE"), captioned("TWO"), scale=2))
     assert [(line.text, line.frame) for line in lines] == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
     assert lines[0].box[0] == (10, 5) and lines[0].confidence == 0.75
     assert server.sizes == [(1280, 960)] * 2, "the legible version is sent"
     server.body = answer([])
-    assert ask(server.url, picture(captioned("ONE"))) == ()
+    assert await read(server.url, decoded(captioned("ONE"))) == (identity, ())
 
 
 @pytest.mark.parametrize(
@@ -193,19 +163,19 @@ def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server:
         (200, json.dumps({"errorCode": 0, "result": {"ocrResults": []}}).encode()),
     ],
 )
-def test_failing_ocr_server_is_an_error_and_not_an_empty_text(server: OcrServer, status: int, body: bytes) -> None:
+async def test_failing_ocr_server_is_an_error_and_no_empty_text(server: OcrServer, status: int, body: bytes) -> None:
     server.status, server.body = status, body
     with pytest.raises(Unavailable) as caught:
-        ask(server.url, picture(captioned("ONE")))
+        await read(server.url, decoded(captioned("ONE")))
     assert caught.value.reason == "TEXT_READER_FAILED" and server.url not in caught.value.message
 
 
-def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(server: OcrServer) -> None:
+async def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(server: OcrServer) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/ocr can't be asked"):
-        read("http://127.0.0.1:1/ocr", picture(captioned("ONE")))
+        await read("http://127.0.0.1:1/ocr", decoded(captioned("ONE")), warm=True)
     server.body = answer(["SOMETHING ELSE"])
     with pytest.raises(Unavailable, match="did not read its sample"):
-        read(server.url, picture(captioned("ONE")))
+        await read(server.url, decoded(captioned("ONE")), warm=True)
 
 
 # Downloaded models.
@@ -239,13 +209,13 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         listening.shutdown()
 
 
-def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror: None) -> None:
+async def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror: None) -> None:
     with pytest.raises(NotLoaded, match="run `memecourt setup --reader rapidocr:korean`"):
         open_reader("rapidocr:korean")
     done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
     assert done.exit_code == 0 and str(find_model("korean")) in done.stdout, done.output
     assert [path.name for path in find_model("korean").parent.iterdir()] == ["other.onnx"]
-    identity, lines = read("rapidocr:korean", picture(captioned("HELLO THERE")))
+    identity, lines = await read("rapidocr:korean", decoded(captioned("HELLO THERE")), warm=True)
     assert "PP-OCRv6-small + other" in identity and [line.text for line in lines] == ["HELLO THERE"]
 
 

@@ -2,29 +2,19 @@ import asyncio
 import subprocess
 import sys
 import unicodedata
+from contextlib import aclosing
 
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from court.backends.ocr import worker_reader
 from court.backends.ocr.reader import rapidocr_reader
 from court.backends.ocr.worker_reader import in_reading_order
-from court.backends.pictures.reader import GuardedPictureReader
 from court.backends.sandbox.process import Death, GuardedWorkers, JobFailed, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
-from court.meme import Frame, Picture, PictureFormat
-from tests.support.pictures import captioned, encode
+from tests.support.pictures import captioned, decoded, encode, read_pictures
 
 SMALL = "and this is what the small print says about it"
-
-
-def picture(*stills):
-    frames = tuple(
-        Frame(png=encode(still, "PNG"), width=still.width, height=still.height, index=3 * number)
-        for number, still in enumerate(stills)
-    )
-    return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
 
 
 def small_beside_large():
@@ -45,49 +35,47 @@ def tall():
     return still
 
 
-def picture_of(still):
-    """The picture as the service decodes it."""
-
-    async def decode():
-        reader = GuardedPictureReader()
-        try:
-            return await reader.read(encode(still, "PNG"))
-        finally:
-            await reader.aclose()
-
-    return asyncio.run(decode())
-
-
 @pytest.fixture(scope="module")
 def readings():
     """All readings come from one process, because starting it is the expensive part."""
     side_by_side = captioned("LEFT", size=(640, 480))
     side_by_side.paste(captioned("RIGHT", size=(300, 100)), (340, 4))
     pictures = {
-        "two lines": picture(captioned("WHEN THE CAT", "SEES THE SNOW")),
-        "two frames": picture(captioned("FIRST STILL"), captioned("SECOND STILL")),
-        "side by side": picture(side_by_side),
-        "nothing": picture(Image.new("RGB", (300, 300), (90, 140, 90))),
-        "one pixel": picture(Image.new("RGB", (1, 1), (90, 140, 90))),
-        "a thread": picture(Image.new("RGB", (1, 1280), (90, 140, 90))),
-        "a strip": picture(captioned("A LONG STRIP", size=(1280, 100))),
-        "small beside large": picture(small_beside_large()),
-        "a quarter right": picture(captioned("FIRST LINE", "SECOND LINE").rotate(-90, expand=True)),
-        "half": picture(captioned("FIRST LINE", "SECOND LINE").rotate(180)),
-        "a quarter left": picture(captioned("FIRST LINE", "SECOND LINE").rotate(90, expand=True)),
-        "tilted": picture(captioned("UP THE HILL", height=40).rotate(12, fillcolor=(225, 230, 240))),
-        "long": picture_of(tall()),
+        "two lines": decoded(captioned("WHEN THE CAT", "SEES THE SNOW")),
+        "two frames": decoded(captioned("FIRST STILL"), captioned("SECOND STILL"), step=3),
+        "side by side": decoded(side_by_side),
+        "nothing": decoded(Image.new("RGB", (300, 300), (90, 140, 90))),
+        "one pixel": decoded(Image.new("RGB", (1, 1), (90, 140, 90))),
+        "a thread": decoded(Image.new("RGB", (1, 1280), (90, 140, 90))),
+        "a strip": decoded(captioned("A LONG STRIP", size=(1280, 100))),
+        "small beside large": decoded(small_beside_large()),
+        "a quarter right": decoded(captioned("FIRST LINE", "SECOND LINE").rotate(-90, expand=True)),
+        "half": decoded(captioned("FIRST LINE", "SECOND LINE").rotate(180)),
+        "a quarter left": decoded(captioned("FIRST LINE", "SECOND LINE").rotate(90, expand=True)),
+        "tilted": decoded(captioned("UP THE HILL", height=40).rotate(12, fillcolor=(225, 230, 240))),
     }
 
     async def read_all():
-        reader = rapidocr_reader(threads=2)
-        try:
+        pictures["long"] = (await read_pictures(encode(tall(), "PNG")))[0]
+        async with aclosing(rapidocr_reader(threads=2)) as reader:
             await reader.warm()
             return {name: await reader.read(one) for name, one in pictures.items()}
-        finally:
-            await reader.aclose()
 
     return asyncio.run(read_all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("side by side", ["LEFT", "RIGHT"]),
+        ("small beside large", ["HUGE", SMALL]),
+        ("tilted", ["UP THE HILL"]),
+        *((name, []) for name in ("nothing", "one pixel", "a thread")),
+    ],
+)
+def test_lines_of_each_picture_are_read(readings, name, lines):
+    assert [line.text for line in readings[name].lines] == lines
 
 
 @pytest.mark.slow
@@ -111,26 +99,10 @@ def test_each_frame_is_read_and_named_by_its_index(readings):
 
 
 @pytest.mark.slow
-def test_lines_in_one_row_are_read_from_the_left(readings):
-    assert readings["side by side"].text.split() == ["LEFT", "RIGHT"]
-
-
-@pytest.mark.parametrize("name", ["nothing", "one pixel", "a thread"])
-@pytest.mark.slow
-def test_picture_without_text_has_no_lines(readings, name):
-    assert readings[name].lines == ()
-
-
-@pytest.mark.slow
 def test_very_wide_frame_is_read_with_boxes_inside_the_frame(readings):
     (line,) = readings["a strip"].lines
     assert line.text == "A LONG STRIP"
     assert max(y for _, y in line.box) <= 100
-
-
-@pytest.mark.slow
-def test_small_letters_are_read_beside_large_ones(readings):
-    assert [line.text for line in readings["small beside large"].lines] == ["HUGE", SMALL]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +116,6 @@ def test_rotated_picture_is_read_in_its_own_order_with_rotated_boxes(readings, n
         (x0, y0), (x1, y1) = line.box[:2]
         along = (x1 - x0) * text_runs[0] + (y1 - y0) * text_runs[1]
         assert along > 200, "from the first corner to the second, as it is read"
-
-
-@pytest.mark.slow
-def test_tilted_line_is_read(readings):
-    assert readings["tilted"].text == "UP THE HILL"
 
 
 @pytest.mark.slow
@@ -174,7 +141,7 @@ def test_parent_process_imports_no_dependency_of_its_workers():
     assert done.stdout.strip() == "[]"
 
 
-def read_after(monkeypatch, answer):
+async def read_after(monkeypatch, answer):
     """The reading for this answer of the worker."""
 
     async def run(self, body, payloads=()):
@@ -182,11 +149,8 @@ def read_after(monkeypatch, answer):
             raise answer
         return Reply(answer, [], 0.1, 1)
 
-    async def read():
-        return await rapidocr_reader().read(picture(Image.new("RGB", (9, 9))))
-
     monkeypatch.setattr(GuardedWorkers, "run", run)
-    return asyncio.run(read())
+    return await rapidocr_reader().read(decoded(Image.new("RGB", (9, 9))))
 
 
 BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
@@ -205,39 +169,36 @@ BOX = [[0.0, 0.0], [9.0, 0.0], [9.0, 5.0], [0.0, 5.0]]
         {"lines": [{"text": "x", "confidence": 0.5, "box": BOX}] * 1001},
     ],
 )
-def test_worker_failure_is_an_error_and_never_an_empty_text(monkeypatch, answer):
+async def test_worker_failure_is_an_error_and_never_an_empty_text(monkeypatch, answer):
     with pytest.raises(Unavailable) as caught:
-        read_after(monkeypatch, answer)
+        await read_after(monkeypatch, answer)
     assert caught.value.reason == "TEXT_READER_FAILED"
 
 
-def test_external_kill_of_a_worker_is_not_blamed_on_the_picture(monkeypatch):
+async def test_external_kill_of_a_worker_is_not_blamed_on_the_picture(monkeypatch):
     with pytest.raises(Unavailable, match="Ask again") as caught:
-        read_after(monkeypatch, WorkerDied(Death.KILLED, "signal SIGKILL"))
+        await read_after(monkeypatch, WorkerDied(Death.KILLED, "signal SIGKILL"))
     assert caught.value.reason == "TEXT_READER_KILLED" and caught.value.retry_after
 
 
-def test_overrun_is_passed_on_unchanged(monkeypatch):
+async def test_overrun_is_passed_on_unchanged(monkeypatch):
     with pytest.raises(Overrun):
-        read_after(monkeypatch, Overrun("No time."))
+        await read_after(monkeypatch, Overrun("No time."))
 
 
-def test_text_is_in_nfc_without_control_characters(monkeypatch):
+async def test_text_is_in_nfc_without_control_characters(monkeypatch):
     texts = ["cafe\u0301 \x00\x1b[31m", "\x07\x85", "  ", "a\u2028b\r\nc"]
     lines = [{"text": text, "confidence": 1.0000001, "box": BOX} for text in texts]
-    reading = read_after(monkeypatch, {"lines": lines})
+    reading = await read_after(monkeypatch, {"lines": lines})
     assert [line.text for line in reading.lines] == ["café [31m", "a b c"]
     assert all(unicodedata.is_normalized("NFC", line.text) for line in reading.lines)
     assert {line.confidence for line in reading.lines} == {1.0}
 
 
-def test_warming_fails_if_the_sample_is_misread(monkeypatch):
-    async def run(self, body, payloads=()):
-        return Reply({"lines": []}, [], 0.1, 1)
-
-    monkeypatch.setattr(worker_reader.GuardedWorkers, "run", run)
+async def test_warming_fails_if_the_sample_is_misread(monkeypatch):
+    await read_after(monkeypatch, {"lines": []})
     with pytest.raises(Unavailable):
-        asyncio.run(rapidocr_reader().warm())
+        await rapidocr_reader().warm()
 
 
 def line(text, left, top, height=10.0, width=30.0, slant=0.0):

@@ -1,6 +1,5 @@
 """IM-1 and IM-5 of security.md: thousands of hostile files, each read as a picture or refused with a typed error."""
 
-import asyncio
 import random
 import re
 import resource
@@ -10,6 +9,7 @@ import sys
 import time
 import zlib
 from collections import Counter
+from contextlib import aclosing
 
 import pytest
 from PIL import Image
@@ -231,33 +231,25 @@ def test_leak_detector_recognises_leaks(message):
 
 
 @pytest.mark.slow
-def test_im_1_and_im_5_hostile_pictures_are_read_or_refused_cleanly(record_property):
+async def test_im_1_and_im_5_hostile_pictures_are_read_or_refused_cleanly(record_property):
     costs, decisions, dirty, costly, slow = [], Counter(), [], [], 0.0
-
-    async def whole():
-        nonlocal slow
-        reader = GuardedPictureReader(watch=costs.append)
-        try:
-            for kind, data in hostile():
-                started = time.monotonic()
-                try:
-                    result = await read_with_retry(reader, data)
-                except BadPicture as refused:
-                    assert refused.reason in words(), kind
-                    decisions[refused.reason] += 1
-                    if refused.reason == "PICTURE_TOO_COSTLY":
-                        costly.append(kind)
-                    if not is_clean(refused.message):
-                        dirty.append(refused.message)
-                else:
-                    assert isinstance(result, Picture), kind
-                    assert all(max(frame.width, frame.height) <= LIMITS.outgoing_side for frame in result.frames)
-                    decisions["accepted"] += 1
-                slow = max(slow, time.monotonic() - started)
-        finally:
-            await reader.aclose()
-
-    asyncio.run(whole())
+    async with aclosing(GuardedPictureReader(watch=costs.append)) as reader:
+        for kind, data in hostile():
+            started = time.monotonic()
+            try:
+                result = await read_with_retry(reader, data)
+            except BadPicture as refused:
+                assert refused.reason in words(), kind
+                decisions[refused.reason] += 1
+                if refused.reason == "PICTURE_TOO_COSTLY":
+                    costly.append(kind)
+                if not is_clean(refused.message):
+                    dirty.append(refused.message)
+            else:
+                assert isinstance(result, Picture), kind
+                assert all(max(frame.width, frame.height) <= LIMITS.outgoing_side for frame in result.frames)
+                decisions["accepted"] += 1
+            slow = max(slow, time.monotonic() - started)
     worst_cpu, worst_memory = max(cost.cpu_s for cost in costs), max(cost.peak_bytes for cost in costs)
     figures = {
         "pictures": decisions.total(),
@@ -276,7 +268,7 @@ def test_im_1_and_im_5_hostile_pictures_are_read_or_refused_cleanly(record_prope
     assert worst_memory <= 256 * 1024 * 1024
 
 
-def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
+async def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
     """Reads with a worker that runs the given code; the reader around it is the real one."""
     script, child = tmp_path / "python", tmp_path / "child.py"
     child.write_text(
@@ -285,16 +277,10 @@ def read_with(module, monkeypatch, tmp_path, data=b"\xff\xd8\xff", **options):
     script.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" {child} "$5"\n')
     script.chmod(0o755)
 
-    async def whole():
-        reader = GuardedPictureReader(**options)
-        try:
-            await reader.read(data)
-        finally:
-            await reader.aclose()
-
     with monkeypatch.context() as patched:
         patched.setattr("court.backends.sandbox.process.sys.executable", str(script))
-        asyncio.run(whole())
+        async with aclosing(GuardedPictureReader(**options)) as reader:
+            await reader.read(data)
 
 
 DISHONEST_REPLIES = {
@@ -315,10 +301,10 @@ DISHONEST_REPLIES = {
 
 
 @pytest.mark.parametrize("body", DISHONEST_REPLIES.values(), ids=DISHONEST_REPLIES.keys())
-def test_replies_of_a_compromised_worker_are_not_trusted(body, monkeypatch, tmp_path):
+async def test_replies_of_a_compromised_worker_are_not_trusted(body, monkeypatch, tmp_path):
     module = f"def handle(request, payloads): return {body!r}, [b'<script>' * 9] * len({body!r}.get('frames', ()))"
     with pytest.raises(BadPicture) as caught:
-        read_with(module, monkeypatch, tmp_path)
+        await read_with(module, monkeypatch, tmp_path)
     assert caught.value.reason == "PICTURE_KILLS_READER"
     assert is_clean(caught.value.message)
 
@@ -332,35 +318,35 @@ def test_replies_of_a_compromised_worker_are_not_trusted(body, monkeypatch, tmp_
         ("def handle(request, payloads):\n  while True: pass", "PICTURE_TOO_COSTLY"),
     ],
 )
-def test_any_failure_of_a_decoder_is_a_typed_refusal(module, reason, monkeypatch, tmp_path):
+async def test_any_failure_of_a_decoder_is_a_typed_refusal(module, reason, monkeypatch, tmp_path):
     monkeypatch.setattr(picture_reader, "CPU_S", 0.3)
     with pytest.raises(BadPicture) as caught:
-        read_with(module, monkeypatch, tmp_path)
+        await read_with(module, monkeypatch, tmp_path)
     assert caught.value.reason == reason
     assert is_clean(caught.value.message)
 
 
-def test_picture_that_exhausts_its_cpu_time_is_stopped_at_two_seconds(monkeypatch, tmp_path):
+async def test_picture_that_exhausts_its_cpu_time_is_stopped_at_two_seconds(monkeypatch, tmp_path):
     """The CPU time of a killed process is known only to the kernel, which includes the start of the process."""
 
-    def cost(work):
+    async def cost(work):
         """Returns the CPU time of a process that does this, in seconds, and the reason for refusing the picture."""
         before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         with pytest.raises(BadPicture) as caught:
-            read_with(f"def handle(request, payloads):\n  {work}", monkeypatch, tmp_path)
+            await read_with(f"def handle(request, payloads):\n  {work}", monkeypatch, tmp_path)
         return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before, caught.value.reason
 
-    of_start, _ = cost("raise ValueError")
-    whole, reason = cost("while True: pass")
+    of_start, _ = await cost("raise ValueError")
+    whole, reason = await cost("while True: pass")
     assert reason == "PICTURE_TOO_COSTLY"
     # Starting a process costs more on a busy machine.
     assert 1.5 < whole - of_start < 2.2
 
 
-def test_exceeding_the_wall_clock_limit_is_retryable(monkeypatch, tmp_path):
+async def test_exceeding_the_wall_clock_limit_is_retryable(monkeypatch, tmp_path):
     module = "import time\ndef handle(request, payloads): time.sleep(60)"
     with pytest.raises(Overrun) as caught:
-        read_with(module, monkeypatch, tmp_path, wall_s=0.5)
+        await read_with(module, monkeypatch, tmp_path, wall_s=0.5)
     assert is_clean(caught.value.message)
 
 

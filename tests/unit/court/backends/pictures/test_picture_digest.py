@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import zlib
 
 import pytest
@@ -11,29 +9,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from court.backends.pictures.normalise import has_pixels, pixels_sha256
-from court.backends.pictures.reader import GuardedPictureReader
-from court.meme import Picture
-from tests.support.pictures import animation, chunk, encode, exif, quarters
+from tests.support.pictures import animation, chunk, encode, exif, quarters, read_pictures
 
 
-def read_all(files: list[bytes]) -> list[Picture]:
-    async def whole() -> list[Picture]:
-        reader = GuardedPictureReader()
-        try:
-            return [await reader.read(data) for data in files]
-        finally:
-            await reader.aclose()
-
-    return asyncio.run(whole())
-
-
-def png_of(still: Image.Image, **options: object) -> bytes:
-    out = io.BytesIO()
-    still.save(out, "PNG", **options)
-    return out.getvalue()
-
-
-def test_digest_is_recomputed_from_the_stored_frames() -> None:
+async def test_digest_is_recomputed_from_the_stored_frames() -> None:
     """Uploads are in several modes, rotated, animated, and scaled down."""
     stills = [quarters().rotate(angle) for angle in (0, 90, 180)]
     files = [
@@ -45,7 +24,7 @@ def test_digest_is_recomputed_from_the_stored_frames() -> None:
         encode(quarters(), "WEBP"),
         animation("GIF", stills),
     ]
-    pictures = read_all(files)
+    pictures = await read_pictures(*files)
     assert len(pictures[-1].frames) == 3 and max(pictures[3].frames[0].width, 0) == 1280
     for picture in pictures:
         frames = [frame.png for frame in picture.frames]
@@ -56,7 +35,7 @@ def test_digest_is_recomputed_from_the_stored_frames() -> None:
 
 
 def test_data_that_is_not_a_stored_frame_is_refused() -> None:
-    good = png_of(quarters())
+    good = encode(quarters(), "PNG")
     about = PngInfo()
     about.add_text("Comment", "people from Blueland")
     place = good.index(b"IDAT") + 6
@@ -66,9 +45,9 @@ def test_data_that_is_not_a_stored_frame_is_refused() -> None:
         good[:-3],
         good + b"more",
         good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :],
-        png_of(quarters(), pnginfo=about),
-        png_of(quarters().convert("RGBA")),
-        png_of(quarters((1281, 3))),
+        encode(quarters(), "PNG", pnginfo=about),
+        encode(quarters().convert("RGBA"), "PNG"),
+        encode(quarters((1281, 3)), "PNG"),
         encode(quarters(), "JPEG"),
         animation("PNG", [quarters(), quarters().rotate(90)]),
         good.replace(b"IEND", b"IENT"),
@@ -80,15 +59,15 @@ def test_data_that_is_not_a_stored_frame_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="a frame"):
             pixels_sha256([bad])
-    assert pixels_sha256([good]) != pixels_sha256([png_of(quarters().rotate(90))])
+    assert pixels_sha256([good]) != pixels_sha256([encode(quarters().rotate(90), "PNG")])
 
 
 @pytest.mark.parametrize("gamma", [2000, 130_000, 400_000])
-def test_unusual_colours_change_the_digest_even_where_they_change_no_pixel(gamma: int) -> None:
+async def test_unusual_colours_change_the_digest_even_where_they_change_no_pixel(gamma: int) -> None:
     """Black and white are the same at every gamma."""
     plain = encode(Image.new("RGB", (8, 8), "white"), "PNG")
     instructed = plain[:33] + chunk(b"gAMA", gamma.to_bytes(4, "big")) + plain[33:]
-    one, other = read_all([plain, instructed])
+    one, other = await read_pictures(plain, instructed)
     assert one.frames == other.frames and other.shown_otherwise and not one.shown_otherwise
     assert one.pixels_sha256 != other.pixels_sha256
     frames = [frame.png for frame in other.frames]

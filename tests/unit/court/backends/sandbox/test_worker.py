@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -34,15 +34,6 @@ def pool(workers=1, **guard):
     return GuardedWorkers("any", Guard(**{**bounds, **guard}), name="odd worker", workers=workers)
 
 
-@asynccontextmanager
-async def a_pool(**options):
-    workers = pool(**options)
-    try:
-        yield workers
-    finally:
-        await workers.aclose()
-
-
 async def death_of(workers, **body):
     with pytest.raises(WorkerDied) as caught:
         await workers.run(body)
@@ -54,7 +45,7 @@ async def pid_of(workers):
 
 
 async def test_reply_has_payloads_and_cost_of_its_job():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         reply = await workers.run({"act": "echo", "say": "grüß"}, [b"", b"\x00" * 100_000])
         assert reply.body["said"] == "grüß"
         assert reply.payloads == [b"", b"\x00" * 100_000]
@@ -63,7 +54,7 @@ async def test_reply_has_payloads_and_cost_of_its_job():
 
 
 async def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
-    async with a_pool(jobs_per_process=2) as workers:
+    async with aclosing(pool(jobs_per_process=2)) as workers:
         pids = [await pid_of(workers) for _ in range(5)]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
 
@@ -90,7 +81,7 @@ async def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
     ],
 )
 async def test_death_of_a_worker_is_classified_and_the_next_job_is_served(body, death, words):
-    async with a_pool(cpu_s=0.3) as workers:
+    async with aclosing(pool(cpu_s=0.3)) as workers:
         error = await death_of(workers, **body)
         assert error.death is death
         assert words in str(error)
@@ -98,7 +89,7 @@ async def test_death_of_a_worker_is_classified_and_the_next_job_is_served(body, 
 
 
 async def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch):
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         await workers.warm()
         (process,) = workers._alive
         wait = process._process.wait
@@ -113,7 +104,7 @@ async def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch
 
 async def test_process_that_closes_its_pipe_and_keeps_running_is_ended(monkeypatch):
     monkeypatch.setattr(worker_process, "_ENDS_S", 0.5)
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         before = await pid_of(workers)
         died = await death_of(workers, act="hang_up")
         assert died.death is Death.BABBLED and "ran on" in str(died)
@@ -122,14 +113,14 @@ async def test_process_that_closes_its_pipe_and_keeps_running_is_ended(monkeypat
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_shutdown_signals_of_the_parent_do_not_end_a_job(number):
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         before = await pid_of(workers)
         reply = await workers.run({"act": "signal_itself", "number": number, "say": "done"})
         assert reply.body == {"pid": before, "said": "done"}
 
 
 async def test_cpu_time_is_counted_per_job_and_not_per_process():
-    async with a_pool(cpu_s=0.5) as workers:
+    async with aclosing(pool(cpu_s=0.5)) as workers:
         before = await pid_of(workers)
         for _ in range(12):
             await workers.run({"act": "hoard", "bytes": 100 * MIB})
@@ -137,7 +128,7 @@ async def test_cpu_time_is_counted_per_job_and_not_per_process():
 
 
 async def test_memory_is_limited_and_failures_report_only_their_type():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         before = await pid_of(workers)
         with pytest.raises(JobFailed) as caught:
             await workers.run({"act": "hoard", "bytes": 300 * MIB})
@@ -149,7 +140,7 @@ async def test_memory_is_limited_and_failures_report_only_their_type():
 
 
 async def test_timed_out_job_raises_overrun_and_ends_its_process():
-    async with a_pool(wall_s=1.0) as workers:
+    async with aclosing(pool(wall_s=1.0)) as workers:
         before = await pid_of(workers)
         started = time.monotonic()
         with pytest.raises(Overrun) as caught:
@@ -160,7 +151,7 @@ async def test_timed_out_job_raises_overrun_and_ends_its_process():
 
 
 async def test_cancelled_job_ends_its_process():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         before = await pid_of(workers)
         task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 60, "say": "late"}))
         await asyncio.sleep(0.1)
@@ -173,7 +164,7 @@ async def test_cancelled_job_ends_its_process():
 
 
 async def test_waiting_jobs_can_be_cancelled_without_harm():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         running = asyncio.create_task(workers.run({"act": "sleep", "seconds": 0.5, "say": "first"}))
         await asyncio.sleep(0.05)
         waiting = asyncio.create_task(workers.run({"act": "echo"}))
@@ -184,7 +175,7 @@ async def test_waiting_jobs_can_be_cancelled_without_harm():
 
 
 async def test_pool_size_is_respected_and_replies_reach_their_jobs():
-    async with a_pool(workers=2) as workers:
+    async with aclosing(pool(workers=2)) as workers:
         jobs = [workers.run({"act": "sleep", "seconds": 0.01, "say": number}) for number in range(20)]
         replies = await asyncio.gather(*jobs)
         assert [reply.body["said"] for reply in replies] == list(range(20))
@@ -192,7 +183,7 @@ async def test_pool_size_is_respected_and_replies_reach_their_jobs():
 
 
 async def test_process_killed_between_jobs_is_replaced():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         before = await pid_of(workers)
         os.kill(before, signal.SIGKILL)
         await asyncio.sleep(0.3)
@@ -200,13 +191,13 @@ async def test_process_killed_between_jobs_is_replaced():
 
 
 async def test_output_of_a_worker_is_no_reply_and_its_input_is_empty():
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         assert (await workers.run({"act": "chatter"})).payloads == [b""]
 
 
 async def test_worker_writes_no_files_and_sees_no_environment_of_its_parent(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_SECRET", "of the court")
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         with pytest.raises(JobFailed):
             await workers.run({"act": "write_file", "path": str(tmp_path / "written")})
         around = (await workers.run({"act": "surroundings"})).body
@@ -235,7 +226,7 @@ async def test_closing_the_pool_ends_running_and_waiting_jobs():
 
 async def test_failed_start_of_a_worker_is_unavailable(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_process.sys, "executable", str(tmp_path / "nothing here"))
-    async with a_pool() as workers:
+    async with aclosing(pool()) as workers:
         with pytest.raises(Unavailable) as caught:
             await workers.run({"act": "echo"})
         assert str(tmp_path) not in caught.value.message
