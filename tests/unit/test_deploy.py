@@ -16,13 +16,7 @@ from court.guard import GuardAdapter
 from memecourt_queue.cli import main as queue_cli
 from serving.cli.main import cli
 from serving.models.vllm import VllmSettings
-from serving.settings import (
-    GuardSettings,
-    NamespaceSettings,
-    RoleSettings,
-    Settings,
-    WebhookSettings,
-)
+from serving.settings import GuardSettings, NamespaceSettings, RoleSettings, Settings, WebhookSettings
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"

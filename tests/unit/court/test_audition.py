@@ -136,13 +136,7 @@ def test_audition_lapses_when_a_bound_thing_changes():
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"{}",
-        b"[1, 2]",
-        b'{"format": "memecourt-audition/2"}',
-        json.dumps({"weights": {"before": -1}}).encode(),
-    ],
+    [b"", b"{}", b"[1, 2]", b'{"format": "memecourt-audition/2"}', json.dumps({"weights": {"before": -1}}).encode()],
 )
 def test_malformed_file_is_a_clear_error(tmp_path, content):
     path = tmp_path / "audition.json"

@@ -15,7 +15,6 @@ from court.policy import DEFAULT_POLICY
 from court.precedents import TallyEntry, VoteSettings, vote
 from court.record import TrialRecord
 from court.settings import TrialSettings
-from court.trial import TrialCase
 from serving.views.event_text import Fact, pieces_of
 from serving.views.messages import messages_of
 from serving.views.recheck import differences
@@ -23,6 +22,7 @@ from serving.views.trial_view import view_of
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, full_court, prompt_text, task_of, try_meme
 from tests.support.evidence import TEXT, Expert, FakeEvidence, expert_settings, with_expert
 from tests.support.fakes import H, N, RecordingSink, a_meme, a_picture, findings
+from tests.support.trial import hear
 
 CLAUSE = next(clause.text for clause in DEFAULT_POLICY.clauses if clause.number == RULING["clause"])
 WORDS = {
@@ -67,7 +67,7 @@ def sought(cast, *, options=None, settings=None, meme=None, **changes):
     """The record of a trial with what would have flipped it, as it is read back from a docket, and the requests."""
     court, notes = full_court(cast, settings=settings, **changes), RecordingSink()
     meme = meme or a_meme("the meme's own words")
-    record = asyncio.run(court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
+    record = hear(court, meme, procedure=Procedure.FULL)
     before = len(cast.requests("judge"))
     picture = a_picture() if meme.picture else None
     asyncio.run(seek_flips(court, record, picture, keep=notes, **(options or {})))
@@ -212,11 +212,7 @@ def test_a_search_that_ends_early_is_recorded_as_such():
 def test_search_records_no_event_where_no_piece_was_weighed():
     cast, notes = Cast(odds=None, judge_judge="no JSON"), RecordingSink()
     court = full_court(Cast())
-    undecided = asyncio.run(
-        full_court(cast, found=findings([H, N, N], text=0.1, picture=0.1)).run(
-            TrialCase("t", a_meme("go home")), RecordingSink()
-        )
-    )
+    undecided = hear(full_court(cast, found=findings([H, N, N], text=0.1, picture=0.1)), a_meme("go home"))
     with pytest.raises(BadRequest) as refused:
         asyncio.run(seek_flips(court, undecided, a_picture(), keep=notes))
     assert refused.value.reason == "NOTHING_WEIGHED" and flips_of(undecided) is None
@@ -293,7 +289,7 @@ def test_a_full_verdict_has_flips_only_once_they_are_sought():
 def test_text_and_picture_of_a_summary_are_left_out_on_demand():
     cast, notes = Cast(), RecordingSink()
     court = full_court(cast, found=findings([H, H, H, N]))
-    record = asyncio.run(court.run(TrialCase("t", a_meme("go home")), RecordingSink()))
+    record = hear(court, a_meme("go home"))
     # The precedents of the text alone are others than those of the whole meme.
     court.finder.result = findings([N, N, N, N])
     calls_before = len(court.finder.asked)
@@ -305,7 +301,7 @@ def test_text_and_picture_of_a_summary_are_left_out_on_demand():
     assert [each.label for each in halves] == [N, N] and cast.calls() == 0
     assert TrialRecord.of((*record.events, *notes.events)).verdict == record.verdict
     # A text that was sent alone has no half to leave out.
-    alone = asyncio.run(court.run(TrialCase("u", Meme(None, text="go home")), RecordingSink()))
+    alone = hear(court, Meme(None, text="go home"))
     event = asyncio.run(seek_flips(court, alone, None, keep=notes))
     assert {each.without[0].kind for each in event.flips.singles} == {PieceKind.PRECEDENT}
 

@@ -28,13 +28,13 @@ from court.prompts.sets import (
 from court.record import TrialAborted, TrialRecord
 from court.replies import Answer, Argument, Description, Question, ruling_schema, schema_of
 from court.settings import TrialSettings
-from court.trial import TrialCase
 from eval.replay.replay import replay
 from serving.cli.main import cli
 from serving.models.rehearsal import rehearse, shortest
 from serving.views.messages import messages_of
 from tests.support.cast import Cast, full_court, prompt_text, try_meme
 from tests.support.fakes import RecordingSink, a_meme
+from tests.support.trial import hear
 
 
 @pytest.fixture
@@ -140,12 +140,8 @@ def test_oversized_file_is_refused_rather_than_truncated(folder):
 
 def test_optional_placeholders_may_be_left_out(folder):
     alter(folder, "judge", " Likeness to the meme, at most 1: {{similarity}}.", "")
-    alter(
-        folder,
-        "judge",
-        "Of the {{voters}} labelled memes nearest to this one, {{harmful}} were found harmful. On",
-        "On",
-    )
+    counted = "Of the {{voters}} labelled memes nearest to this one, {{harmful}} were found harmful. On"
+    alter(folder, "judge", counted, "On")
     alter(folder, "advocate", "Question {{number}}:", "A question:")
     alter(folder, "advocate", "The policy by which the meme will be judged:\n\n{{policy}}\n", "")
     record, cast = try_with(folder)
@@ -160,7 +156,7 @@ def try_with(place, cast=None, **settings):
     court = replace(
         full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=open_set(str(place))
     )
-    return asyncio.run(court.run(TrialCase("t", a_meme("words"), Procedure.FULL), RecordingSink())), cast
+    return hear(court, a_meme("words"), procedure=Procedure.FULL), cast
 
 
 def test_trial_uses_its_set_of_prompts_and_records_it(folder):
@@ -320,20 +316,9 @@ def test_sets_are_compared_part_by_part(folder):
 
 def test_unusable_set_is_refused_before_a_trial_begins(folder, tmp_path):
     alter(folder, "judge", "{{secret}}", "")
-    done = CliRunner().invoke(
-        cli,
-        [
-            "judge",
-            "--text",
-            "words",
-            "--prompts",
-            str(folder),
-            "--docket",
-            str(tmp_path / "d.sqlite"),
-            str(folder / "judge.toml"),
-        ],
-        env={"MEMECOURT_HOME": str(tmp_path)},
-    )
+    command = ["judge", "--text", "words", "--prompts", str(folder), "--docket", str(tmp_path / "d.sqlite")]
+    home = {"MEMECOURT_HOME": str(tmp_path)}
+    done = CliRunner().invoke(cli, [*command, str(folder / "judge.toml")], env=home)
     assert done.exit_code == 1 and "system must name {{secret}}" in done.output
     assert not (tmp_path / "d.sqlite").exists()
 

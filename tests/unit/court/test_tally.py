@@ -6,14 +6,7 @@ from functools import partial
 import pytest
 
 from court.errors import ReplyUnusable, Unavailable
-from court.events import (
-    Procedure,
-    Summarised,
-    SummarisedAhead,
-    TrialFailed,
-    Unused,
-    VerdictGiven,
-)
+from court.events import Procedure, Summarised, SummarisedAhead, TrialFailed, Unused, VerdictGiven
 from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted
 from court.settings import TrialSettings

@@ -193,8 +193,7 @@ def test_same_rule_applies_to_text_only_memes():
 
 
 @pytest.mark.parametrize(
-    ("settles", "continues"),
-    [(SureRange(error=0.05, below=-1, above=0.6, share=0.5, n=99), False), (None, True)],
+    ("settles", "continues"), [(SureRange(error=0.05, below=-1, above=0.6, share=0.5, n=99), False), (None, True)]
 )
 def test_cascade_continues_to_the_sides_unless_the_texts_settle_it(settles, continues):
     record, cast = full_trial(found=by_text([H] * 5, settles=settles), procedure=Procedure.CASCADE)
@@ -216,11 +215,7 @@ def test_terminal_says_that_no_picture_was_sent(record):
         (fact.name, fact.value) for fact in pieces if getattr(fact, "name", "") in ("picture", "bytes", "pixels")
     ] == [("picture", "none was sent")]
     duplicates_found = NearDuplicatesFound(
-        trial_id="t",
-        seq=9,
-        at=record.opened.at,
-        latency_s=0.1,
-        duplicates=(SAME_TEXT,),
+        trial_id="t", seq=9, at=record.opened.at, latency_s=0.1, duplicates=(SAME_TEXT,)
     )
     assert "neither with a picture" in list(pieces_of(duplicates_found))[1]
 

@@ -48,13 +48,7 @@ def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> t
 
     def macro_f1(voting: Sequence[LabelledMeme]) -> float:
         (neighbours,) = leave_one_out_neighbours(
-            rows,
-            voting,
-            dim,
-            alphas=[tuning.alpha],
-            depth=tuning.vote.k + 1,
-            limit=4000,
-            safeguards=tuning.safeguards,
+            rows, voting, dim, alphas=[tuning.alpha], depth=tuning.vote.k + 1, limit=4000, safeguards=tuning.safeguards
         )
         votes = safeguarded_votes(neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards)
         found = votes >= tuning.vote.threshold

@@ -57,12 +57,7 @@ async def test_copies_in_other_colour_modes_match_after_normalisation(meme):
     sideways = meme.transpose(Image.Transpose.ROTATE_90)
     tagged = encode(sideways, "JPEG", quality=90, exif=exif(6))
     palette = meme.convert("P", palette=Image.Palette.ADAPTIVE, colors=256)
-    files = [
-        encode(meme, "PNG"),
-        encode(meme.convert("CMYK"), "JPEG", quality=90),
-        encode(palette, "PNG"),
-        tagged,
-    ]
+    files = [encode(meme, "PNG"), encode(meme.convert("CMYK"), "JPEG", quality=90), encode(palette, "PNG"), tagged]
     upright, *copies = [decode(picture.frames[0].png) for picture in await read_pictures(*files)]
     assert [copy.size for copy in copies] == [meme.size] * 3
     assert all(bits(upright, copy) <= 4 for copy in copies)

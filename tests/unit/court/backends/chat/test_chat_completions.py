@@ -15,15 +15,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.failures import (
-    MAPPED,
-    Failure,
-    Retries,
-    of_sdk,
-    of_status,
-    quotable,
-    retry_after,
-)
+from court.backends.chat.failures import MAPPED, Failure, Retries, of_sdk, of_status, quotable, retry_after
 from court.backends.chat.wire import (
     Capabilities,
     LogProbs,

@@ -37,10 +37,7 @@ async def read(name: str, still: Picture, *, warm: bool = False):
         return reader.identity, (await reader.read(still)).lines
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["rapidocr", "rapidocr:cyrillic", "http://127.0.0.1:8080/ocr", "none"],
-)
+@pytest.mark.parametrize("name", ["rapidocr", "rapidocr:cyrillic", "http://127.0.0.1:8080/ocr", "none"])
 def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
     assert check_reader_name(name) == name == Settings(reader=name).reader
 

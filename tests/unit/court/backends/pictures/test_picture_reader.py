@@ -502,8 +502,7 @@ def test_single_differing_frame_is_selected_at_any_position(kind, odd, count):
 
 @pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("PNG", {"compress_level": 0})],
+    ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("PNG", {"compress_level": 0})]
 )
 def test_truncated_still_is_judged_by_the_part_present_and_marked_incomplete(kind, options, share):
     still = captioned("A QUIET DAY", size=(640, 480))
