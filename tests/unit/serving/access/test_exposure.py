@@ -11,6 +11,7 @@ from serving.access.exposure import only_here, require_guarded
 from serving.app import serve
 from serving.cli.main import cli
 from serving.settings import Settings
+from tests.support.consoles import create_docket
 
 TLS = {"tls_certificate": Path("chain.pem"), "tls_key": Path("key.pem")}
 TOKENS = {"tokens": Path("tokens.toml")}
@@ -51,6 +52,13 @@ def test_serve_refuses_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     outcome = CliRunner().invoke(cli, ["serve", "--address", "0.0.0.0:0"])
     assert outcome.exit_code == 1 and "tokens" in outcome.output and "Traceback" not in outcome.output
+
+
+def test_console_on_a_public_address_needs_a_file_of_tokens(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    docket = create_docket(tmp_path / "docket.sqlite", [])
+    outcome = CliRunner().invoke(cli, ["console", "--address", "0.0.0.0:0", "--docket", str(docket)])
+    assert outcome.exit_code == 1 and "a file of tokens" in " ".join(outcome.output.split())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:٣", "50051", ""])
