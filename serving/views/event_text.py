@@ -13,6 +13,7 @@ from court.checks import in_words
 from court.display import word
 from court.expert.messages import quoted_source
 from court.precedents import Precedent
+from court.settings import TrialSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,16 @@ def similarities(precedent: Precedent) -> str:
     )
 
 
+def chosen_settings(opened: e.TrialOpened) -> list[tuple[str, object, object]]:
+    """Lists name, value and default of each setting of a trial that differs from its default."""
+    default = TrialSettings().model_dump(mode="json")
+    return [
+        (name, value, default[name])
+        for name, value in sorted(opened.settings.items())
+        if name in default and value != default[name]
+    ]
+
+
 def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     meme, versions = event.meme, event.versions
     yield Fact("opened", f"{event.at:%Y-%m-%d %H:%M:%S} UTC")
@@ -169,7 +180,8 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
         yield Fact("picture", "none was sent")
     yield Fact("policy", f"{event.policy.id} version {event.policy.version}, {event.policy.digest}")
     yield Fact("settings", versions.settings)
-    yield Speech(", ".join(f"{name} {json.dumps(value)}" for name, value in event.settings.items()))
+    chosen = ", ".join(f"{name} {json.dumps(value)}" for name, value, _ in chosen_settings(event))
+    yield Fact("changed", chosen or "none of the defaults")
     yield Fact("software", f"memecourt {versions.software}")
     # Summary trials ask no model, and have neither prompts nor roles.
     if versions.prompts:

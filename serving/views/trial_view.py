@@ -28,10 +28,10 @@ from court.events import (
 from court.expert.findings import ClaimRecord
 from court.flips import flips_of
 from court.record import TrialRecord, TrialState
-from court.settings import TrialSettings
 from court.transcript import Transcript, transcript
 from court.verdict import Label, ReviewReason
 from serving.views.charts import Point, bar, curve
+from serving.views.event_text import chosen_settings
 from serving.views.recheck import Difference, differences
 
 
@@ -210,9 +210,7 @@ class TrialView:
     @property
     def chosen_settings(self) -> Sequence[tuple[str, object, object]]:
         """Name, value and default of each setting that differs from its default."""
-        default = TrialSettings().model_dump(mode="json")
-        settings = sorted(self.record.opened.settings.items())
-        return [(name, value, default[name]) for name, value in settings if name in default and value != default[name]]
+        return chosen_settings(self.record.opened)
 
     @property
     def examined(self) -> bool:

@@ -21,11 +21,15 @@ SUMMARY = [
 ]
 
 
-def a_court(found=None, reader=None):
+def a_court(found=None, reader=None, **settings):
     clock = ticking_clock()
     result = findings([H] * 5) if found is None else found
     return Court(
-        finder=FakeFinder(result), text_reader=reader or FakeReader(), software="test", now=lambda: next(clock)
+        finder=FakeFinder(result),
+        text_reader=reader or FakeReader(),
+        software="test",
+        now=lambda: next(clock),
+        settings=TrialSettings(**settings),
     )
 
 

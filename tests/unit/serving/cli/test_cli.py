@@ -77,7 +77,7 @@ def test_untrusted_text_cannot_control_the_terminal():
 def test_rendered_record_matches_the_golden_file(request, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     found = findings([H, N, H, H, N], notes=("two precedents have no picture",))
-    record = hear(a_court(found, FakeReader("one line\nanother")), a_meme(None))
+    record = hear(a_court(found, FakeReader("one line\nanother"), harm_cost=2.0), a_meme(None))
     shown = re.sub(r"in \d\.\d+ s", "in … s", click.unstyle(render(record)))  # durations vary
     assert_matches_golden("record.txt", shown + "\n", request)
 
