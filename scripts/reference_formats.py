@@ -26,7 +26,7 @@ from eval.arena.settings import ArenaSettings
 from eval.datasets.card import DatasetCard
 from eval.datasets.claims import read_claims
 from eval.datasets.items import JudgedMeme, Prediction
-from eval.models.open import ModelSpec
+from eval.models.metered import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.reports.parquet import write_parquet
 from eval.runs import results as run_results

@@ -25,8 +25,8 @@ from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
-from eval.models.metered import MeteredModel
-from eval.models.open import ModelSpec, opened_models
+from eval.models.metered import MeteredModel, ModelSpec
+from eval.models.open import opened_models
 from eval.models.samples import ShownMemes
 from eval.session.directory import CALLS
 from eval.session.sampled import SampledPlan

@@ -256,7 +256,7 @@ def distil_check(folder: Path, student: str, base: str | None, **options: Any) -
             for name, model in models.items():
                 found = await judged_by(folder, examples, model, concurrency=options["concurrency"], progress=step)
                 # All calls that it takes, also those out of the store: what comparisons cost from nothing.
-                verdicts[name], costs[name] = found, 1000 * model.usage.all.usd(model.price) / max(1, len(found))
+                verdicts[name], costs[name] = found, 1000 * model.spec.usd(model.usage.all) / max(1, len(found))
 
     run_watched(ask_models)
     families = {name: spec.family for name, spec in specs.items()}

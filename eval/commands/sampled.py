@@ -11,7 +11,8 @@ import click
 from eval.arena.folder import ArenaManifest
 from eval.commands.options import dataset_in, dataset_of
 from eval.datasets.card import card_of
-from eval.models.open import ModelSpec, read_models, require_servers
+from eval.models.metered import ModelSpec
+from eval.models.open import read_models, require_servers
 from eval.models.samples import Samples, one_set, read_samples
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Column, Connection, LargeBinary, MetaData, String, Table, Text, func, insert, select, text
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, String, Table, Text, insert, select, text
 from sqlalchemy.dialects.sqlite import insert as insert_or
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -382,15 +382,6 @@ class SqliteCallCache(CallCache):
         # The first answer wins, in case another process made the same call at the same time.
         statement = insert_or(_calls).on_conflict_do_nothing()
         await self._writer.run(lambda connection: _execute(connection, statement, row))
-
-    async def count(self) -> int:
-        """Returns the number of stored calls."""
-
-        def read() -> int:
-            with self._engine.connect() as connection:
-                return int(connection.execute(select(func.count()).select_from(_calls)).scalar_one())
-
-        return await asyncio.to_thread(read)
 
     async def close(self) -> None:
         """Waits until all answered calls are stored, and closes the file."""

@@ -20,6 +20,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from court.deadline import Deadline, model_late, run_within
 from court.errors import CourtError, ReplyUnusable
 from court.events import Role
@@ -30,6 +32,7 @@ from court.prompts import Fence, Prompt
 from court.replies import UnusableReply
 from court.roles import RoleModel, RoleReply, Speaker
 from eval.models.call_cache import CachedModel, CallCache, HitCounter
+from serving.settings import Urls
 
 T = TypeVar("T")
 _PATIENCE_S = 86_400.0
@@ -76,7 +79,6 @@ def speaker_without_deadline(model: RoleModel, fence: Fence, reply_chars: int = 
     return Speaker(model=model, fence=fence, deadline=Deadline(None, _PATIENCE_S), reply_chars=reply_chars, batch=True)
 
 
-_UNCOUNTED = 3  # calls without usage figures after which a token limit no longer counts as enforceable
 _GRACE_S = 0.1  # a model keeps its own timeout; this much later it is cancelled
 
 
@@ -84,27 +86,6 @@ class BudgetSpent(CourtError):
     """The budget of a model is spent, so it may not be called any more. Replies so far are stored."""
 
     default_reason = "BUDGET_SPENT"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Price of a model's tokens, in US dollars per million; 0 if it runs on the user's own machine."""
-
-    usd_in: float = 0.0
-    usd_out: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Limit of a model's calls in a session; replies from the cache count nothing.
-
-    Calls in flight when a limit is reached are completed, so it may be exceeded by as many calls as are made
-    concurrently.
-    """
-
-    calls: int | None = None
-    tokens: int | None = None
-    usd: float | None = None
 
 
 @dataclass(slots=True)
@@ -136,19 +117,46 @@ class Account:
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    tokens_cached: int = 0
-    """Those of ``tokens_in`` that a server had in its prefix cache."""
 
     def add(self, reply: ChatReply) -> None:
         """Adds one call."""
         self.calls += 1
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
-        self.tokens_cached += reply.tokens_cached
 
-    def usd(self, price: Price) -> float:
-        """Computes the cost in US dollars; cached tokens count in full."""
-        return (self.tokens_in * price.usd_in + self.tokens_out * price.usd_out) / 1e6
+
+class ModelSpec(BaseModel):
+    """Entry of one model in the models file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Urls | None = None
+    """Address of its server, …/v1; a list for several with the same model. None for a vLLM that is started for it."""
+    model: str = Field(min_length=1)
+    """Model name at the server; for a vLLM that is started, its name on the hub, a folder, or a preset."""
+    family: str = ""
+    """Maker of the model: a panel of judges should have several makers."""
+    api_key_env: str = ""
+    """Environment variable that holds the API key, if the server requires one."""
+    server: str = ""
+    """Name of the server in the call cache, so that its entries stay valid if its address changes."""
+    concurrency: int = Field(default=8, ge=1, le=10_000)
+    """Maximum number of calls in flight."""
+    max_tokens: int = Field(default=1024, ge=16, le=1_000_000)
+    """Maximum number of tokens of a reply."""
+    within_s: float = Field(default=300.0, gt=0, le=86_400)
+    """Timeout of a call in seconds, retries included."""
+    usd_in: float = Field(default=0.0, ge=0)
+    """Price per million prompt tokens, in US dollars."""
+    usd_out: float = Field(default=0.0, ge=0)
+    """Price per million reply tokens."""
+    most_calls: int | None = Field(default=None, ge=0)
+    """Maximum number of calls in one session: replies from the call cache do not count, and resuming a run resets
+    the count."""
+
+    def usd(self, account: Account) -> float:
+        """Computes the cost of calls in US dollars; cached tokens count in full."""
+        return (account.tokens_in * self.usd_in + account.tokens_out * self.usd_out) / 1e6
 
 
 @dataclass(slots=True)
@@ -172,14 +180,10 @@ class _Metered:
     """
 
     inner: ChatModel
-    limit: Limit
-    price: Price
+    spec: ModelSpec
     usage: Usage
     turn: asyncio.Semaphore
-    within_s: float
     served: Callable[[], AbstractAsyncContextManager[object]]
-    uncounted: int = 0
-    """Calls without token counts in the server's answer."""
 
     @property
     def name(self) -> str:
@@ -189,40 +193,27 @@ class _Metered:
         # The limit is checked inside: the calls that this one waited for have spent part of it.
         async with self.turn, self.served():
             self._within_limit()
-            call = self.inner.reply(request, within_s=self.within_s)
-            reply = await run_within(call, self.within_s + _GRACE_S, model_late)
-            self._account(reply)
+            call = self.inner.reply(request, within_s=self.spec.within_s)
+            reply = await run_within(call, self.spec.within_s + _GRACE_S, model_late)
+            self.usage.made.add(reply)
             return reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         async with self.turn, self.served():
             self._within_limit()
-            odds = await self.inner.odds(request, options, within_s=self.within_s)
+            odds = await self.inner.odds(request, options, within_s=self.spec.within_s)
             if odds is not None:
-                self._account(odds.reply)
+                self.usage.made.add(odds.reply)
             return odds
 
-    def _account(self, reply: ChatReply) -> None:
-        self.usage.made.add(reply)
-        self.uncounted += not {"prompt_tokens", "completion_tokens"}.isdisjoint(reply.unknown)
-
     def _within_limit(self) -> None:
-        made = self.usage.made
-        by_tokens = self.limit.tokens is not None or self.limit.usd is not None
-        # A few answers without usage figures change little; if most have none, the limit would be passed unnoticed.
-        if by_tokens and self.uncounted >= _UNCOUNTED and 2 * self.uncounted > made.calls:
+        made, most = self.usage.made.calls, self.spec.most_calls
+        # Calls in flight are completed, so that it may be exceeded by as many as are made at once.
+        if most is not None and made >= most:
             raise BudgetSpent(
-                f"The server of {self.name} does not say how many tokens its calls take, so that most_tokens and "
-                "most_usd can't be kept to. Set most_calls in their place. What it said is kept."
+                f"{self.name} has been asked for {made:,} calls now, and may be for {most:,}. What it said is kept: "
+                "raise most_calls and take the run up again."
             )
-        spent = (made.calls, made.tokens_in + made.tokens_out, made.usd(self.price))
-        allowed = (self.limit.calls, self.limit.tokens, self.limit.usd)
-        for what, much, most in zip(("calls", "tokens", "US dollars"), spent, allowed, strict=True):
-            if most is not None and much >= most:
-                raise BudgetSpent(
-                    f"{self.name} has been asked for {much:g} {what} now, and may be for {most:g}. What it said is "
-                    "kept: raise its budget and take the run up again."
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +254,8 @@ class MeteredModel:
         model: ChatModel,
         *,
         store: CallCache,
-        family: str = "",
+        spec: ModelSpec | None = None,
         server: Mapping[str, Any] | None = None,
-        concurrency: int = 8,
-        max_tokens: int = 1024,
-        within_s: float = 300.0,
-        price: Price = Price(),
-        limit: Limit = Limit(),
         run_seed: int = 0,
         served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
@@ -279,21 +265,12 @@ class MeteredModel:
             run_seed: Another seed gives other replies if the temperature makes them random.
         """
         self.name = name
-        self.family = family
-        self.price = price
+        self.spec = spec or ModelSpec(model=name)
         self.usage = Usage()
         self._store = store
         self._server = dict(server or {})
-        self._metered = _Metered(
-            inner=model,
-            limit=limit,
-            price=price,
-            usage=self.usage,
-            turn=asyncio.Semaphore(concurrency),
-            within_s=within_s,
-            served=served,
-        )
-        self._max_tokens = max_tokens
+        turn = asyncio.Semaphore(self.spec.concurrency)
+        self._metered = _Metered(inner=model, spec=self.spec, usage=self.usage, turn=turn, served=served)
         self._run_seed = run_seed
 
     @property
@@ -306,7 +283,7 @@ class MeteredModel:
         one, usage = account or self.usage.made, self.usage
         of_replies = {"repaired": usage.repaired, "unusable": usage.unusable, "failed": usage.failed}
         tokens = {"tokens_in": one.tokens_in, "tokens_out": one.tokens_out}
-        return {"calls": one.calls, **tokens, "usd": one.usd(self.price), **of_replies}
+        return {"calls": one.calls, **tokens, "usd": self.spec.usd(one), **of_replies}
 
     def fence(self, *names: str) -> Fence:
         """Returns marks for text from strangers and models; the same for the same names wherever this cache is used."""
@@ -338,7 +315,7 @@ class MeteredModel:
             system=system,
             parts=apart(parts),
             reply_schema=schema,
-            max_tokens=max_tokens or self._max_tokens,
+            max_tokens=max_tokens or self.spec.max_tokens,
             temperature=temperature,
             # Trials with a waiting user go first.
             priority=BATCH_PRIORITY,
@@ -369,7 +346,7 @@ class MeteredModel:
             ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.
             CourtError: See :meth:`ask`.
         """
-        model = RoleModel(self.as_chat_model(seed), temperature, max_tokens or self._max_tokens)
+        model = RoleModel(self.as_chat_model(seed), temperature, max_tokens or self.spec.max_tokens)
         speaker = speaker_without_deadline(model, fence)
         try:
             return await agent.ask(speaker, parts)

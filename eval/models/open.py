@@ -9,7 +9,7 @@
     api_key_env = "ALPHA_KEY"       # the name of an environment variable: the file contains no key
     usd_in = 0.2                    # per million tokens
     usd_out = 0.6
-    most_usd = 5.0                  # maximum cost in one session
+    most_calls = 5000               # maximum number in one session
 
 A model without ``url`` is served here: ``--vllm`` starts a vLLM with it, in turn with others without one.
 
@@ -27,67 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ValidationError
 
 from court.errors import BadRequest, NotLoaded
 from court.meme import LIMITS
 from eval.models.call_cache import CallCache, SqliteCallCache
-from eval.models.metered import Limit, MeteredModel, Price
+from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.vllm_session import SERVER, VllmTurns
-from serving.settings import Urls
 
 if TYPE_CHECKING:
     from court.backends.chat.client import ChatCompletions
-
-
-class ModelSpec(BaseModel):
-    """One model of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: Urls | None = None
-    """Address of its server, …/v1; a list for several with the same model. None for a vLLM that is started for it."""
-    model: str = Field(min_length=1)
-    """Model name at the server; for a vLLM that is started, its name on the hub, a folder, or a preset."""
-    family: str = ""
-    """Maker of the model: a panel of judges should have several makers."""
-    api_key_env: str = ""
-    """Environment variable that holds the API key, if the server requires one."""
-    server: str = ""
-    """Name of the server in the call cache, so that its entries stay valid if its address changes."""
-    concurrency: int = Field(default=8, ge=1, le=10_000)
-    """Maximum number of calls in flight."""
-    max_tokens: int = Field(default=1024, ge=16, le=1_000_000)
-    """Maximum number of tokens of a reply."""
-    within_s: float = Field(default=300.0, gt=0, le=86_400)
-    """Timeout of a call in seconds, retries included."""
-    usd_in: float = Field(default=0.0, ge=0)
-    """Price per million prompt tokens, in US dollars."""
-    usd_out: float = Field(default=0.0, ge=0)
-    """Price per million reply tokens."""
-    most_calls: int | None = Field(default=None, ge=0)
-    """Maximum number of calls in one session: replies from the call cache do not count, and resuming a run resets
-    the count."""
-    most_tokens: int | None = Field(default=None, ge=0)
-    most_usd: float | None = Field(default=None, ge=0)
-
-    @field_validator("most_usd")
-    @classmethod
-    def _has_price(cls, most: float | None, info: ValidationInfo) -> float | None:
-        # Without a price every call would cost nothing, and the limit would never be reached.
-        if most is not None and not (info.data.get("usd_in", 1) or info.data.get("usd_out", 1)):
-            raise ValueError("it needs the price of the model's tokens, usd_in or usd_out")
-        return most
-
-    @property
-    def price(self) -> Price:
-        """Price of its tokens."""
-        return Price(self.usd_in, self.usd_out)
-
-    @property
-    def limit(self) -> Limit:
-        """Limit of its calls in one session."""
-        return Limit(self.most_calls, self.most_tokens, self.most_usd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +157,8 @@ async def open_models(
             name,
             model,
             store=store,
-            family=spec.family,
+            spec=spec,
             server=known_of(model, spec.server or (SERVER if spec.url is None else "")),
-            concurrency=spec.concurrency,
-            max_tokens=spec.max_tokens,
-            within_s=spec.within_s,
-            price=spec.price,
-            limit=spec.limit,
             run_seed=run_seed,
             served=served,
         )

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from eval.arena.events import Answered, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder
 from eval.cli import cli
-from eval.models.call_cache import SqliteCallCache
 from eval.synthetic.make import Layout, make
+from tests.support.run import stored_calls
 
 MODEL = """
 [models.{name}]
@@ -75,7 +75,7 @@ def test_small_arena_runs_end_to_end_and_repeats_no_call(files, vllm):
     assert "Leaderboard: arena" in (files / "arena" / "leaderboard.html").read_text()
 
     before, costs = vllm.metric("vllm:request_success_total"), ArenaFolder(files / "arena").spent()
-    assert sum(cost.calls for cost in costs.values()) == _stored_calls(files / "arena" / "calls.sqlite")
+    assert sum(cost.calls for cost in costs.values()) == stored_calls(files / "arena" / "calls.sqlite")
     repeated = arena(files)
     assert repeated.exit_code == 0 and "continued" in repeated.output
     # Each server is probed for its capabilities, and no call of the arena is repeated.
@@ -85,16 +85,3 @@ def test_small_arena_runs_end_to_end_and_repeats_no_call(files, vllm):
     assert arena(files).exit_code == 0
     assert vllm.metric("vllm:request_success_total") - before == 2 * probe_calls
     assert sorted(e.kind for e in ArenaFolder(files / "arena").events()) == sorted(e.kind for e in events)
-
-
-def _stored_calls(path):
-    import asyncio
-
-    async def count():
-        store = SqliteCallCache.open(path)
-        try:
-            return await store.count()
-        finally:
-            await store.close()
-
-    return asyncio.run(count())

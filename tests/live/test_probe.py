@@ -16,7 +16,7 @@ from court.ports import ChatReply, FinishReason
 from eval.cli import cli
 from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import MeteredModel
+from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.samples import one_set
 from eval.probe.folder import MARK, REWRITTEN, ProbeFolder, ProbeSpec, ScoringOutcome, Sorted, Step, StepOutcome
 from eval.probe.report import read_report
@@ -128,7 +128,8 @@ async def test_real_model_rewrites_texts(vllm, data, tmp_path):
     model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
     partly = PartlyScripted(model, script)
     try:
-        models = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
+        spec = ModelSpec(model=vllm.model, max_tokens=48)
+        models = {name: MeteredModel(name, partly, store=store, spec=spec) for name in ("target", "controller")}
         await probe(plan, models, reader)
         real = partly.real
     finally:

@@ -26,8 +26,7 @@ from eval.arena.settings import ArenaSettings
 from eval.arena.words import Setting
 from eval.datasets.known import find_card
 from eval.models.call_cache import CallCache, SqliteCallCache
-from eval.models.metered import Limit, MeteredModel, Price
-from eval.models.open import ModelSpec
+from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.samples import ShownMeme, one_set
 from eval.synthetic.make import Layout, make
 
@@ -124,6 +123,11 @@ class MemoryCallCache(CallCache):
         self.kept.setdefault(key, body)
 
 
+def priced(name, most_calls=None):
+    """Returns the entry of a scripted model, with a price."""
+    return ModelSpec(model=name, usd_in=1.0, usd_out=2.0, most_calls=most_calls)
+
+
 class Arena:
     """Runs an arena in a folder, repeatedly if needed."""
 
@@ -182,9 +186,7 @@ class Arena:
         """Runs what is missing; every call takes ``delay_s`` seconds."""
         self.models = {name: ScriptedModel(voice, name=name, delay_s=delay_s) for name, voice in self.voices.items()}
         models = {
-            name: MeteredModel(
-                name, model, store=self.store, price=Price(1.0, 2.0), limit=self.limits.get(name, Limit())
-            )
+            name: MeteredModel(name, model, store=self.store, spec=priced(name, self.limits.get(name)))
             for name, model in self.models.items()
         }
         await run_memes(ArenaPlan(self.settings, self.memes, models, self.seed, **self.plan), self.folder)

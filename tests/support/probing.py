@@ -16,7 +16,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import Limit, MeteredModel, Price
+from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
 from eval.probe.folder import ProbeSpec, Scored, Scoring, ScoringOutcome
@@ -128,10 +128,11 @@ def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1,
         try:
             probed = ScriptedModel(world.target, name=target)
             others = [ScriptedModel(world.controller, name=f"model-{n}") for n in range(controllers)]
-            price = Price(1.0, 2.0)
-            opened = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
+            spec = ModelSpec(model="m", usd_in=1.0, usd_out=2.0)
+            limited = spec.model_copy(update={"most_calls": limit})
+            opened = {"target": MeteredModel("target", probed, store=store, spec=limited)}
             for number, model in enumerate(others):
-                opened[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
+                opened[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, spec=spec)
             models = ProbeModels(
                 opened["target"], tuple(metered for name, metered in opened.items() if name != "target")
             )

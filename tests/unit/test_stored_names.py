@@ -23,7 +23,7 @@ from eval.arena import folder as arena_folder
 from eval.arena.settings import ArenaSettings
 from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.call_cache import SqliteCallCache
-from eval.models.open import ModelSpec
+from eval.models.metered import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.probe.agents import Category
 from eval.runs.precedents import PreparedCheck

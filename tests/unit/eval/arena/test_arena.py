@@ -40,7 +40,7 @@ from eval.cli import cli
 from eval.commands.arena import GROUP_PAGE, PAGE, _links, figures_of
 from eval.datasets.card import card_of
 from eval.datasets.known import find_card
-from eval.models.metered import BudgetSpent, Limit
+from eval.models.metered import BudgetSpent
 from eval.models.samples import one_set
 from eval.reports.sections import as_page
 from eval.session.directory import json_line
@@ -655,7 +655,7 @@ def test_long_history_drops_its_oldest_rounds_and_records_it(tmp_path):
 
 
 def test_spent_budget_stops_an_arena_and_a_larger_one_resumes_it(tmp_path):
-    arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], limits={"ash": Limit(calls=10)})
+    arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], limits={"ash": 10})
     with pytest.raises(BudgetSpent):
         arena.hold()
     before = arena.folder.spent()["ash"].calls

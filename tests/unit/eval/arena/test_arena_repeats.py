@@ -18,8 +18,7 @@ from eval.arena.settings import ArenaSettings
 from eval.cli import cli
 from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import MeteredModel
-from eval.models.open import ModelSpec
+from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.samples import Sample, Samples
 from tests.support.arena_world import Arena, ArenaModel, numbered
 from tests.support.probing import TEXTS, write_data_set

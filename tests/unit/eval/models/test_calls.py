@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -13,6 +14,7 @@ from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.roles import GuardModel, RoleModel, RoleModels
 from eval.models.call_cache import CachedModel, CallsError, HitCounter, SqliteCallCache, key_of, stored_models
 from serving.docket.open import Docket
+from tests.support.run import opened_calls, stored_calls
 
 FRAME = Frame(b"a picture", 4, 3)
 REQUEST = ChatRequest(
@@ -59,37 +61,26 @@ class Model:
         return None if answer is None else Odds((0.7, 0.2), answer)
 
 
-def with_store(path, scenario):
-    async def run():
-        store = SqliteCallCache.open(path)
-        try:
-            return await scenario(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
+@pytest.fixture
+def calls(tmp_path):
+    """Path of a store of calls that is not there yet."""
+    return tmp_path / "c.sqlite"
 
 
 def cached(model, store, **options):
     return CachedModel(model, store, SERVER, **options)
 
 
-def test_stored_replies_are_reused_even_after_reopening(tmp_path):
-    path = tmp_path / "calls.sqlite"
-
-    async def twice(store):
-        model, hits = Model(), HitCounter()
-        cached_model = cached(model, store, hits=hits)
-        replies = [await cached_model.reply(REQUEST, within_s=60) for _ in range(2)]
-        odds = [await cached_model.odds(REQUEST, ("A", "B"), within_s=60) for _ in range(2)]
-        return replies, odds, len(model.asked), hits.count
-
-    replies, odds, model_calls, hits = with_store(path, twice)
-    assert (replies, model_calls, hits) == ([a_reply()] * 2, 2, 2)
-    assert odds == [Odds((0.7, 0.2), a_reply())] * 2
+async def test_stored_replies_are_reused_even_after_reopening(calls):
+    model, hits = Model(), HitCounter()
+    for _ in range(2):
+        async with opened_calls(calls) as store:
+            cached_model = cached(model, store, hits=hits)
+            for _ in range(2):
+                assert await cached_model.reply(REQUEST, within_s=60) == a_reply()
+                assert await cached_model.odds(REQUEST, ("A", "B"), within_s=60) == Odds((0.7, 0.2), a_reply())
     # After reopening, the store still has them, so no call is made.
-    replies, odds, model_calls, hits = with_store(path, twice)
-    assert (replies, odds[0].masses, model_calls, hits) == ([a_reply()] * 2, (0.7, 0.2), 0, 4)
+    assert (len(model.asked), hits.count) == (2, 6)
 
 
 CHANGED_REQUESTS = {
@@ -129,143 +120,116 @@ def test_key_depends_on_model_server_options_and_seed_of_random_replies():
     assert key_of("m", SERVER, same) == key_of("m", SERVER, REQUEST)
 
 
-def test_errors_are_not_stored_but_truncated_replies_are(tmp_path):
+async def test_errors_are_not_stored_but_truncated_replies_are(calls):
     answers = iter([Unavailable("gone"), a_reply("half a", FinishReason.LENGTH)])
-
-    async def scenario(store):
-        model = Model(lambda: next(answers))
+    model = Model(lambda: next(answers))
+    async with opened_calls(calls) as store:
         with pytest.raises(Unavailable, match="gone"):
             await cached(model, store).reply(REQUEST, within_s=60)
-        assert await store.count() == 0
+        assert stored_calls(calls) == 0
         cut = [await cached(model, store).reply(REQUEST, within_s=60) for _ in range(2)]
-        assert await store.count() == 1
-        return cut, len(model.asked)
-
-    cut, model_calls = with_store(tmp_path / "c.sqlite", scenario)
-    assert [reply.finish for reply in cut] == [FinishReason.LENGTH] * 2
-    assert model_calls == 2
+        assert stored_calls(calls) == 1
+    assert [reply.finish for reply in cut] == [FinishReason.LENGTH] * 2 and len(model.asked) == 2
 
 
-def test_missing_odds_are_not_stored(tmp_path):
-    async def scenario(store):
+async def test_missing_odds_are_not_stored(calls):
+    async with opened_calls(calls) as store:
         model = Model(lambda: None)
         assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
         # An answer without probabilities only reports its cost.
         silent = Odds((), a_reply())
         model.odds = lambda request, options, *, within_s: completed(silent)
         assert await cached(model, store).odds(REQUEST, ("A", "B"), within_s=60) == silent
-        return await store.count()
-
-    assert with_store(tmp_path / "c.sqlite", scenario) == 0
+    assert stored_calls(calls) == 0
 
 
-def test_equal_concurrent_calls_share_one_model_call(tmp_path):
-    async def scenario(store):
-        model, hits = Model(), HitCounter()
-        model.released.clear()
-        cached_model = cached(model, store, hits=hits)
+@pytest.fixture
+def busy():
+    """A model that answers once it is released."""
+    model = Model()
+    model.released.clear()
+    return model
+
+
+async def test_equal_concurrent_calls_share_one_model_call(calls, busy):
+    hits = HitCounter()
+    async with opened_calls(calls) as store:
+        cached_model = cached(busy, store, hits=hits)
         waiting = [asyncio.create_task(cached_model.reply(REQUEST, within_s=60)) for _ in range(5)]
-        await model.begun.wait()
-        model.released.set()
-        return await asyncio.gather(*waiting), len(model.asked), hits.count
-
-    replies, model_calls, hits = with_store(tmp_path / "c.sqlite", scenario)
-    assert (replies, model_calls, hits) == ([a_reply()] * 5, 1, 4)
+        await busy.begun.wait()
+        busy.released.set()
+        assert await asyncio.gather(*waiting) == [a_reply()] * 5
+    assert (len(busy.asked), hits.count) == (1, 4)
 
 
-def test_cancelling_the_first_caller_does_not_cancel_the_others(tmp_path):
-    async def scenario(store):
-        model = Model()
-        model.released.clear()
-        first = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
-        await model.begun.wait()
-        second = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
+async def test_cancelling_the_first_caller_does_not_cancel_the_others(calls, busy):
+    async with opened_calls(calls) as store:
+        first = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
+        await busy.begun.wait()
+        second = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.wait([first])
-        model.released.set()
-        return first.cancelled(), await second, len(model.asked), model.cancelled
+        busy.released.set()
+        assert first.cancelled() and await second == a_reply()
+    assert (len(busy.asked), busy.cancelled) == (1, 0)
 
-    assert with_store(tmp_path / "c.sqlite", scenario) == (True, a_reply(), 1, 0)
 
-
-def test_call_without_callers_is_cancelled_and_can_be_repeated(tmp_path):
-    async def scenario(store):
-        model = Model()
-        model.released.clear()
-        waiting = [asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60)) for _ in range(2)]
-        await model.begun.wait()
+async def test_call_without_callers_is_cancelled_and_can_be_repeated(calls, busy):
+    async with opened_calls(calls) as store:
+        waiting = [asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60)) for _ in range(2)]
+        await busy.begun.wait()
         for task in waiting:
             task.cancel()
         # At once, while the earlier call is still being cancelled.
-        again = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
+        again = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
         await asyncio.wait(waiting)
-        ended = model.cancelled
-        model.released.set()
-        reply = await again
-        assert len(model.asked) == 1 + ended
-        return ended, reply, await store.count()
-
-    ended, reply, count = with_store(tmp_path / "c.sqlite", scenario)
-    assert (reply, count) == (a_reply(), 1)
+        ended = busy.cancelled
+        busy.released.set()
+        assert await again == a_reply()
     # The earlier call was cancelled or joined by the new one, never left running.
-    assert ended in (0, 1)
+    assert ended in (0, 1) and len(busy.asked) == 1 + ended and stored_calls(calls) == 1
 
 
-def test_cancelling_a_lone_call_cancels_it_at_the_model(tmp_path):
-    async def scenario(store):
-        model = Model()
-        model.released.clear()
-        task = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
-        await model.begun.wait()
+async def test_cancelling_a_lone_call_cancels_it_at_the_model(calls, busy):
+    async with opened_calls(calls) as store:
+        task = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
+        await busy.begun.wait()
         task.cancel()
         await asyncio.wait([task])
-        return model.cancelled, await store.count()
-
-    assert with_store(tmp_path / "c.sqlite", scenario) == (1, 0)
+    assert (busy.cancelled, stored_calls(calls)) == (1, 0)
 
 
-def test_caller_with_a_shorter_deadline_times_out_alone(tmp_path):
-    async def scenario(store):
-        model = Model()
-        model.released.clear()
-        patient = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
-        await model.begun.wait()
+async def test_caller_with_a_shorter_deadline_times_out_alone(calls, busy):
+    async with opened_calls(calls) as store:
+        patient = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
+        await busy.begun.wait()
         with pytest.raises(Overrun):
-            await cached(model, store).reply(REQUEST, within_s=0.01)
-        model.released.set()
-        return await patient, len(model.asked)
-
-    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 1)
+            await cached(busy, store).reply(REQUEST, within_s=0.01)
+        busy.released.set()
+        assert await patient == a_reply() and len(busy.asked) == 1
 
 
-def test_caller_with_a_longer_deadline_retries_after_a_shared_timeout(tmp_path):
-    async def scenario(store):
-        model = Model()
-        model.released.clear()
-        hasty = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=0.05))
-        await model.begun.wait()
-        model._answer = lambda: Overrun("late") if len(model.asked) == 1 else a_reply()
-        patient = asyncio.create_task(cached(model, store).reply(REQUEST, within_s=60))
+async def test_caller_with_a_longer_deadline_retries_after_a_shared_timeout(calls, busy):
+    async with opened_calls(calls) as store:
+        hasty = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=0.05))
+        await busy.begun.wait()
+        busy._answer = lambda: Overrun("late") if len(busy.asked) == 1 else a_reply()
+        patient = asyncio.create_task(cached(busy, store).reply(REQUEST, within_s=60))
         await asyncio.sleep(0)
-        model.released.set()
+        busy.released.set()
         with pytest.raises(Overrun):
             await hasty
-        return await patient, len(model.asked)
-
-    assert with_store(tmp_path / "c.sqlite", scenario) == (a_reply(), 2)
+        assert await patient == a_reply() and len(busy.asked) == 2
 
 
-def test_fence_marks_are_stable_in_a_store_and_differ_between_stores(tmp_path):
-    async def marks(store):
-        return [
-            store.fence_mark("meme", "digest"),
-            store.fence_mark("meme", "other"),
-            store.fence_mark("other", "digest"),
-        ]
-
-    first, again = (with_store(tmp_path / "one.sqlite", marks) for _ in range(2))
-    other_store = with_store(tmp_path / "two.sqlite", marks)
+async def test_fence_marks_are_stable_in_a_store_and_differ_between_stores(tmp_path):
+    marks = []
+    for name in ("one", "one", "two"):
+        async with opened_calls(tmp_path / name) as store:
+            names = (("meme", "digest"), ("meme", "other"), ("other", "digest"))
+            marks.append([store.fence_mark(*each) for each in names])
+    first, again, other_store = marks
     assert first == again
     assert len({*first, *other_store}) == 6
     assert all(len(mark) == 16 and int(mark, 16) >= 0 for mark in first)
@@ -282,32 +246,30 @@ class Replicas(Model):
         return False
 
 
-def test_roles_sharing_servers_still_share_them_through_the_cache(tmp_path):
-    async def scenario(store):
-        shared, own = Replicas(), Model()
-        role_model, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
-        hits = HitCounter()
+async def test_roles_sharing_servers_still_share_them_through_the_cache(calls):
+    shared, own, hits = Replicas(), Model(), HitCounter()
+    role_model, other = RoleModel(shared, servers=shared), RoleModel(own, temperature=0.5)
+    async with opened_calls(calls) as store:
         role_models = stored_models(RoleModels(role_model, role_model, other, role_model), store, seed=3, hits=hits)
         pinned = role_models.pinned("a key")
         for role in (pinned.proposer, pinned.judge, pinned.defender):
             await role.model.reply(REQUEST, within_s=60)
-        assert shared.key == "a key" and not role_models.room()
-        # Judges and guard are called only after the speculative rounds, so their servers don't count for room().
-        later = RoleModels(
-            other, other, other, role_model, judges=(role_model,), guard=GuardModel(role_model, "shieldgemma")
-        )
-        assert later.room()
-        assert not dataclasses.replace(later, expert=role_model).room()
-        assert role_models.settings(1200) == RoleModels(role_model, role_model, other, role_model).settings(1200)
-        assert role_models.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
-        return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count
+    assert shared.key == "a key" and not role_models.room()
+    # Judges and guard are called only after the speculative rounds, so their servers don't count for room().
+    later = RoleModels(
+        other, other, other, role_model, judges=(role_model,), guard=GuardModel(role_model, "shieldgemma")
+    )
+    assert later.room()
+    assert not dataclasses.replace(later, expert=role_model).room()
+    assert role_models.settings(1200) == RoleModels(role_model, role_model, other, role_model).settings(1200)
+    assert role_models.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
+    assert pinned.proposer.model is pinned.judge.model
+    assert (len(shared.asked), len(own.asked), hits.count) == (1, 1, 1)
 
-    assert with_store(tmp_path / "c.sqlite", scenario) == (True, 1, 1, 1)
 
-
-def test_named_server_may_change_its_address(tmp_path):
-    async def scenario(store):
-        call_counts = []
+async def test_named_server_may_change_its_address(calls):
+    asked = []
+    async with opened_calls(calls) as store:
         for url in ("http://a", "http://b"):
             model = Replicas()
             model.urls = (url,)
@@ -316,56 +278,45 @@ def test_named_server_may_change_its_address(tmp_path):
                 RoleModels(role_model, role_model, role_model, role_model), store, server="ours", hits=HitCounter()
             )
             await role_models.judge.model.reply(REQUEST, within_s=60)
-            call_counts.append(len(model.asked))
-        return call_counts
-
-    assert with_store(tmp_path / "c.sqlite", scenario) == [1, 0]
+            asked.append(len(model.asked))
+    assert asked == [1, 0]
 
 
-async def one_reply(store):
-    return await cached(Model(), store).reply(REQUEST, within_s=60)
+async def one_reply(calls):
+    async with opened_calls(calls) as store:
+        await cached(Model(), store).reply(REQUEST, within_s=60)
 
 
-def test_altered_entries_are_refused(tmp_path):
-    path = tmp_path / "calls.sqlite"
-    with_store(path, one_reply)
-    with sqlite3.connect(path) as file:
-        file.execute("UPDATE calls SET body = replace(body, 'lighthouse', 'light house')")
-    file.close()
+def change(calls, statement):
+    with closing(sqlite3.connect(calls)) as file, file:
+        file.execute(statement)
+
+
+async def test_altered_entries_are_refused(calls):
+    await one_reply(calls)
+    change(calls, "UPDATE calls SET body = replace(body, 'lighthouse', 'light house')")
     with pytest.raises(CallsError, match="damaged"):
-        with_store(path, one_reply)
+        await one_reply(calls)
 
 
-def test_damaged_or_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "calls.sqlite"
-    path.write_bytes(b"no database at all, but long enough to be looked at " * 40)
+async def test_damaged_or_foreign_files_are_refused(calls, tmp_path):
+    calls.write_bytes(b"no database at all, but long enough to be looked at " * 40)
     with pytest.raises(CallsError, match="damaged, locked, or something else"):
-        SqliteCallCache.open(path)
-
-    async def docket():
-        await Docket.open(tmp_path / "docket.sqlite").close()
-
-    asyncio.run(docket())
+        SqliteCallCache.open(calls)
+    await Docket.open(tmp_path / "docket.sqlite").close()
     with pytest.raises(CallsError, match="no store of calls"):
         SqliteCallCache.open(tmp_path / "docket.sqlite")
 
 
-def test_store_of_a_later_format_is_refused(tmp_path):
-    path = tmp_path / "calls.sqlite"
-    with_store(path, one_reply)
-    with sqlite3.connect(path) as file:
-        file.execute("PRAGMA user_version = 99")
-    file.close()
+async def test_store_of_a_later_format_is_refused(calls):
+    await one_reply(calls)
+    change(calls, "PRAGMA user_version = 99")
     with pytest.raises(CallsError, match="has format 99"):
-        SqliteCallCache.open(path)
+        await one_reply(calls)
 
 
-def test_unwritable_store_fails_the_call(tmp_path):
-    async def scenario(store):
-        with sqlite3.connect(tmp_path / "c.sqlite") as file:
-            file.execute("DROP TABLE calls")
-        file.close()
+async def test_unwritable_store_fails_the_call(calls):
+    async with opened_calls(calls) as store:
+        change(calls, "DROP TABLE calls")
         with pytest.raises(CallsError, match="can't be read or written"):
-            await one_reply(store)
-
-    with_store(tmp_path / "c.sqlite", scenario)
+            await cached(Model(), store).reply(REQUEST, within_s=60)

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
-from eval.models.open import ModelSpec, open_models
+from eval.models.metered import ModelSpec
+from eval.models.open import open_models
 from eval.probe.agents import BEGIN, parse_rating, parse_sorting, sorting_schema, taxonomy_of
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.report import read_report
