@@ -12,6 +12,7 @@ For work that uses several models one after the other, :class:`VllmSessions` run
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class VllmTurns:
             tell, pictures=pictures, flags=flags, port=free_port(any_model.host), api_key=any_model.api_key
         )
         self._quiet_s = quiet_s
-        self._waiting: dict[str, list[asyncio.Future[ServedModel]]] = {}
+        self._waiting: Counter[str] = Counter()
         self._served: tuple[str, ServedModel] | None = None
         self._in_flight = 0
         self._changed = asyncio.Event()
@@ -59,86 +60,72 @@ class VllmTurns:
         Raises:
             As :func:`~eval.models.vllm_session.vllm_session`, whichever of the servers failed.
         """
-        served = await self._wait_for(model)
+        turns = self._turns
+        assert turns is not None, "not entered"
+        self._waiting[model] += 1
+        self._wake()
         try:
-            yield served
+            await self._until(lambda: turns.done() or (self._served is not None and self._served[0] == model))
         finally:
-            self._leave()
-
-    async def _wait_for(self, model: str) -> ServedModel:
-        assert self._turns is not None, "not entered"
-        if self._turns.done():
-            # Raises the error that ended the loop: this call's turn would never come.
-            self._turns.result()
-        if self._served is not None and self._served[0] == model:
-            # No await between check and count, so that the turn cannot end in between.
-            self._in_flight += 1
-            self._changed.set()
-            return self._served[1]
-        waiter: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(model, []).append(waiter)
-        self._changed.set()
+            self._waiting[model] -= 1
+        if turns.done():
+            turns.result()  # raises what ended the loop: this call's turn would never come
+        assert self._served is not None
+        # No await since the check, so that the turn cannot have ended in between.
+        self._in_flight += 1
         try:
-            return await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():  # its turn came at the same moment
-                self._leave()
-            raise
+            yield self._served[1]
+        finally:
+            self._in_flight -= 1
+            self._wake()
 
-    def _leave(self) -> None:
-        self._in_flight -= 1
+    def _wake(self) -> None:
+        """Has all who wait check again. Without a lock, which a call that is being cancelled could not wait for."""
         self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def _next(self) -> str | None:
+        return max(+self._waiting, key=self._waiting.__getitem__, default=None)
 
     async def _take_turns(self) -> None:
         async with self._sessions as sessions:
             while True:
-                # Cleared before the check, so that a later change ends the wait.
-                self._changed.clear()
-                model = self._most_waited_for()
-                if model is None:
-                    await self._changed.wait()
-                    continue
+                await self._until(lambda: self._next() is not None)
+                model = self._next()
+                assert model is not None
                 # No call may join a server that is being stopped.
                 self._served = None
                 self._served = model, await sessions.serve(model)
-                for waiter in self._waiting.pop(model, ()):
-                    if not waiter.done():
-                        # Counted here and not when it wakes up: until then the turn could seem to be over.
-                        self._in_flight += 1
-                        waiter.set_result(self._served[1])
-                await self._until_the_turn_is_over()
+                self._wake()
+                await self._until_the_turn_is_over(model)
 
-    def _most_waited_for(self) -> str | None:
-        # Waiters that gave up do not count.
-        waiting = {model: sum(not waiter.done() for waiter in waiters) for model, waiters in self._waiting.items()}
-        self._waiting = {model: self._waiting[model] for model, count in waiting.items() if count}
-        return max(self._waiting, key=waiting.__getitem__, default=None)
+    async def _until_the_turn_is_over(self, model: str) -> None:
+        # With no other model waiting the server stays, however long it is idle: a start takes minutes.
+        def over() -> bool:
+            return not self._in_flight and not self._waiting[model] and self._next() is not None
 
-    async def _until_the_turn_is_over(self) -> None:
         while True:
-            self._changed.clear()
-            # With no other model waiting the server stays, however long it is idle: a start takes minutes.
-            if self._in_flight or self._most_waited_for() is None:
-                await self._changed.wait()
-                continue
+            await self._until(over)
             try:
                 async with asyncio.timeout(self._quiet_s):
                     await self._changed.wait()
             except TimeoutError:
-                return
+                # A call may have come while this one was being woken.
+                if over():
+                    return
 
-    def _failed(self, turns: asyncio.Task[None]) -> None:
-        """Reports the failure to all who wait for a turn."""
-        error = None if turns.cancelled() else turns.exception()
-        for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters if not waiter.done()):
-            if error is None:
-                waiter.cancel()
-            else:
-                waiter.set_exception(error)
+    def _ended(self, turns: asyncio.Task[None]) -> None:
+        if not turns.cancelled():
+            turns.exception()  # asyncio would report one that nobody has asked for
+        self._wake()
 
     async def __aenter__(self) -> Self:
         self._turns = asyncio.ensure_future(self._take_turns())
-        self._turns.add_done_callback(self._failed)
+        self._turns.add_done_callback(self._ended)
         return self
 
     async def __aexit__(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -36,92 +37,58 @@ def stand_in(tmp_path, monkeypatch):
     return made
 
 
-def run_work(work):
-    """Runs ``work(tell)``; returns its result and the messages."""
+async def test_model_is_served_while_the_work_lasts(stand_in):
     messages = []
-
-    async def run():
-        async with asyncio.timeout(120):
-            return await work(messages.append)
-
-    return asyncio.run(run()), messages
-
-
-def test_model_is_served_while_the_work_lasts(stand_in):
-    async def work(tell):
-        async with vllm_session("some/model", tell) as served:
-            assert stand_in.journal() == [("start", "some/model")]
-            model = ChatCompletions(
-                base_url=served.url, model=served.name, api_key=served.api_key.get_secret_value(), attempts=1
-            )
-            await model.reply(HELLO, within_s=60)
-            await model.aclose()
-        return served
-
-    served, messages = run_work(work)
-    assert served.name == "some/model" and served.api_key.get_secret_value() not in repr(served)
+    async with vllm_session("some/model", messages.append) as served:
+        assert stand_in.journal() == [("start", "some/model")]
+        key = served.api_key.get_secret_value()
+        model = ChatCompletions(base_url=served.url, model=served.name, api_key=key, attempts=1)
+        await model.reply(HELLO, within_s=60)
+        await model.aclose()
+    assert served.name == "some/model" and key not in repr(served)
     assert stand_in.journal() == [("start", "some/model"), ("end", "some/model")]
     assert not any(map(alive, stand_in.pids()))
     assert any("Starting vLLM with some/model" in message for message in messages)
 
 
-def test_preset_is_served_under_its_model_name(stand_in):
-    async def work(tell):
-        async with vllm_session("qwen3-vl-4b", tell) as served:
-            return served.name
-
-    assert run_work(work)[0] == "Qwen/Qwen3-VL-4B-Instruct"
+async def test_preset_is_served_under_its_model_name(stand_in):
+    async with vllm_session("qwen3-vl-4b", print) as served:
+        assert served.name == "Qwen/Qwen3-VL-4B-Instruct"
 
 
-def test_failed_start_reports_the_end_of_its_log(stand_in):
+async def test_failed_start_reports_the_end_of_its_log(stand_in):
     messages = []
-
-    async def work():
+    with pytest.raises(VllmFailed, match="ended with code 1 before it answered"):
         async with vllm_session("missing/model", messages.append):
             raise AssertionError("the server never answers")
-
-    with pytest.raises(VllmFailed, match="ended with code 1 before it answered"):
-        asyncio.run(work())
     assert messages[-1] == "vllm| OSError: there is no such model"
 
 
-def test_death_of_the_server_ends_the_work_with_an_error(stand_in):
-    async def work(tell):
-        async with vllm_session("some/model", tell):
+async def test_death_of_the_server_ends_the_work_with_an_error(stand_in):
+    with pytest.raises(VllmFailed, match="though nobody told it to") as caught:
+        async with vllm_session("some/model", print):
             os.kill(stand_in.pids()[0], signal.SIGKILL)
             await asyncio.sleep(60)
-
-    with pytest.raises(VllmFailed, match="though nobody told it to") as caught:
-        run_work(work)
     assert caught.value.reason == "VLLM_ENDED"
 
 
-def test_cancelled_or_failed_work_ends_the_server_without_blaming_it(stand_in):
-    async def work(tell):
-        async with vllm_session("some/model", tell):
+async def test_cancelled_or_failed_work_ends_the_server_without_blaming_it(stand_in):
+    with pytest.raises(asyncio.CancelledError):
+        async with vllm_session("some/model", print):
             asyncio.current_task().cancel()
             await asyncio.sleep(60)
-
-    with pytest.raises(asyncio.CancelledError):
-        run_work(work)
-
-    async def failing(tell):
-        async with vllm_session("some/model", tell):
-            raise Unavailable("The work failed.")
-
+    asyncio.current_task().uncancel()
     with pytest.raises(Unavailable, match="The work failed"):
-        run_work(failing)
+        async with vllm_session("some/model", print):
+            raise Unavailable("The work failed.")
     assert not any(map(alive, stand_in.pids())) and len(stand_in.pids()) == 2
 
 
-def test_sessions_run_one_model_at_a_time_and_reuse_it(stand_in):
-    async def work(tell):
-        async with VllmSessions(tell) as sessions:
-            names = [(await sessions.serve(model)).name for model in ("one", "one", "other")]
-            assert [alive(pid) for pid in stand_in.pids()] == [False, True]
-            return names
-
-    assert run_work(work)[0] == ["one", "one", "other"]
+async def test_sessions_run_one_model_at_a_time_and_reuse_it(stand_in):
+    async with VllmSessions(print) as sessions:
+        names = [(await sessions.serve(model)).name for model in ("one", "one", "other")]
+        assert [alive(pid) for pid in stand_in.pids()] == [False, True]
+    assert names == ["one", "one", "other"]
     assert stand_in.journal() == [("start", "one"), ("end", "one"), ("start", "other"), ("end", "other")]
 
 
@@ -251,38 +218,35 @@ def test_setups_with_two_servers_at_once_or_remote_workers_are_refused(stand_in,
     assert outcome.exit_code == 1 and "asks two models by turns" in outcome.output
     outcome = study("run", data, tmp_path / "out", "--vllm", "m", "--ray", "127.0.0.1:1")
     assert outcome.exit_code == 2 and "other machines can't reach" in " ".join(outcome.output.split())
+    assert stand_in.journal() == []
+
+
+async def test_server_that_other_machines_could_reach_is_refused(stand_in):
     with pytest.raises(BadRequest):
-
-        async def work(tell):
-            async with vllm_session("m", tell, flags=("--host", "0.0.0.0")):
-                pass
-
-        run_work(work)
+        async with vllm_session("m", print, flags=("--host", "0.0.0.0")):
+            pass
     assert stand_in.journal() == []
 
 
 # Models that share one GPU and take turns
 
 
-def with_turns(work, **options):
-    """Runs ``work(turns, say)``, where ``say(model)`` gets a reply of a model in its turn."""
+@asynccontextmanager
+async def turns_of(**options):
+    """Models in turns, and ``say(model)``, which gets a reply of a model in its turn."""
+    async with asyncio.timeout(120), VllmTurns(print, pictures=4, **options) as turns:
 
-    async def run():
-        async with asyncio.timeout(120), VllmTurns(lambda _: None, pictures=4, **options) as turns:
+        async def say(name):
+            async with turns.turn(name) as served:
+                key = served.api_key.get_secret_value()
+                model = ChatCompletions(base_url=served.url, model=served.name, api_key=key, attempts=1)
+                try:
+                    # A server with another model answers 404.
+                    return await model.reply(HELLO, within_s=30)
+                finally:
+                    await model.aclose()
 
-            async def say(name):
-                async with turns.turn(name) as served:
-                    key = served.api_key.get_secret_value()
-                    model = ChatCompletions(base_url=served.url, model=served.name, api_key=key, attempts=1)
-                    try:
-                        # A server with another model answers 404.
-                        return await model.reply(HELLO, within_s=30)
-                    finally:
-                        await model.aclose()
-
-            return await work(turns, say)
-
-    return asyncio.run(run())
+        yield turns, say
 
 
 def one_at_a_time(journal):
@@ -292,23 +256,22 @@ def one_at_a_time(journal):
 
 
 @pytest.mark.slow
-def test_server_runs_until_no_call_waits_for_it(stand_in):
-    async def work(turns, say):
+async def test_server_runs_until_no_call_waits_for_it(stand_in):
+    async with turns_of(quiet_s=0.5) as (_, say):
+
         async def chain(models):
             return [await say(model) for model in models]
 
         # Eight interleaved chains: strictly in order of the calls, they would need 40 starts.
         chains = [("a", "b", "b", "a", "c") if n % 2 else ("b", "a", "c", "c", "b") for n in range(8)]
-        return await asyncio.gather(*map(chain, chains))
-
-    replies = with_turns(work, quiet_s=0.5)
+        replies = await asyncio.gather(*map(chain, chains))
     assert [len(chain_replies) for chain_replies in replies] == [5] * 8
     journal = stand_in.journal()
     assert one_at_a_time(journal) and len(journal) // 2 <= 8, journal
 
 
-def test_waiting_for_a_turn_can_be_cancelled(stand_in):
-    async def work(turns, say):
+async def test_waiting_for_a_turn_can_be_cancelled(stand_in):
+    async with turns_of(quiet_s=0.1) as (turns, say):
         async with turns.turn("a"):
             waiting = asyncio.create_task(say("b"))
             await asyncio.sleep(0.2)
@@ -316,19 +279,15 @@ def test_waiting_for_a_turn_can_be_cancelled(stand_in):
             await asyncio.wait((waiting,))
             assert waiting.cancelled()
         await say("a")
-
-    with_turns(work, quiet_s=0.1)
     assert stand_in.journal() == [("start", "a"), ("end", "a")]
 
 
-def test_failed_start_reaches_all_waiting_calls(stand_in):
-    async def work(turns, say):
+async def test_failed_start_reaches_all_waiting_calls(stand_in):
+    async with turns_of() as (_, say):
         outcomes = await asyncio.gather(say("missing/model"), say("missing/model"), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [VllmFailed, VllmFailed]
         with pytest.raises(VllmFailed):
             await say("a")
-
-    with_turns(work)
     assert stand_in.journal() == []
 
 
