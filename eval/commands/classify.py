@@ -74,7 +74,7 @@ from serving.models.connect import pictures_per_prompt
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
 @spec_options(
     Circumstances,
-    *("data", "out", "name", "concurrency", "calls", "allow_missing", "retry_failed"),
+    *("data", "out", "name", "concurrency", "calls", "allow_missing"),
     data={"required": True},
     out={"required": True, "help": "Folder of the run or of the grid."},
 )
@@ -121,7 +121,7 @@ def classify(**options: Any) -> Shown:
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
     """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
-    if plan.vllm is None or (RunFolder(plan.out).finished and not plan.retry_failed):
+    if plan.vllm is None or RunFolder(plan.out).finished:
         return plan
     llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
     return replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))

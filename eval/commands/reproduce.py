@@ -85,11 +85,10 @@ _paper_options = with_options(
 @reproduce.command()
 @spec_options(
     Circumstances,
-    *("data", "out", "concurrency", "allow_missing", "retry_failed"),
+    *("data", "out", "concurrency", "allow_missing"),
     concurrency={"default": 16},
     data={"help": "Folder of the unpacked data sets."},
     out={"required": True, "metavar": "STUDY"},
-    retry_failed={"help": "With --resume: retry memes that failed for a transient reason."},
 )
 @click.option("--size", "sizes", multiple=True, help="Size of the model, or all. [default: the sizes of --llm-url]")
 @click.option(
@@ -181,8 +180,6 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Preset | None]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
     if options["vllm_flags"] and not options["vllm"]:
         raise click.UsageError("--vllm-flag goes with --vllm.")
-    if options["retry_failed"] and not options["resume"]:
-        raise click.UsageError("--retry-failed goes with --resume.")
     paper, drawn = read_paper(), options["demo"]
     preset = load_preset(paper.preset) if options["as_published"] else None
     # Addresses are checked now, not hours later when the turn of that size comes.
@@ -248,7 +245,6 @@ def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *,
             seed=options["seed"],
             concurrency=options["concurrency"],
             allow_missing=options["allow_missing"],
-            retry_failed=options["retry_failed"],
         )
         found.append(Benchmark(each.data if drawn else each.name, each.data, plan))
     return found

@@ -75,7 +75,7 @@ def resume_command(plan: Plan, options: dict[str, Any]) -> str:
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     # The manifest has all else. Options that were left out stay out: the settings may have changed on purpose.
     words += words_of_options(CourtOptions, options, without=("settings",))
-    words += words_of_options(Circumstances, options, without=(*_OF_A_START, "calls", "library", "retry_failed"))
+    words += words_of_options(Circumstances, options, without=(*_OF_A_START, "calls", "library"))
     return shlex.join(words)
 
 
@@ -86,8 +86,6 @@ def _planned(options: dict[str, Any]) -> Plan:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
     if options["dataset"] is None and options["data"].is_dir():
         raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
-    if options["retry_failed"]:
-        raise click.UsageError("--retry-failed goes with --resume.")
     # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
     if (options["out"] / MANIFEST).exists():
         raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")
@@ -182,11 +180,6 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
     if reasons:
         text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         click.echo(f"no class: {text}")
-    # Only a hint: which reasons may pass is known where it is tried again.
-    if any(one.prediction.outcome == "FAILED" for one in results.judged):
-        click.echo(
-            f"Failures whose reason may have passed are tried again by: {resume_command(plan, options)} --retry-failed"
-        )
     click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")
 
 

@@ -251,7 +251,7 @@ async def run_reproduction(plan: Reproduction, progress: Progress) -> None:
     pictures = pictures_per_prompt(plan.base.settings.trial)
     async with VllmSessions(progress.tell, pictures=pictures, flags=plan.vllm_flags or ()) as sessions:
         for number, stage in enumerate(plan.stages, 1):
-            if all(each.finished and not plan.base.retry_failed for each in planned if each.stage is stage):
+            if all(each.finished for each in planned if each.stage is stage):
                 progress.tell(f"{stage.size}, {stage.model}: finished before.")
                 continue
             progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from court.errors import BadRequest
-from court.events import TrialFailed
 from court.record import TrialRecord
 from eval.datasets.card import CardSplit, SplitRole
 from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
@@ -31,7 +30,7 @@ from eval.session.directory import CALLS
 from eval.session.engine import Later, Patience, Progress, Results, RunningTotals, Watch, patiently, run_items
 from eval.solvers.calls import PICTURE_MISSING, MemeItem, Solver
 from eval.solvers.question import WORDS, Question, gold_of, require_inputs, words_of
-from eval.solvers.trial import TrialSolver, may_pass, request_id
+from eval.solvers.trial import TrialSolver, request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
 from serving.judging.executor import TrialExecutor
@@ -240,15 +239,6 @@ class JudgedRun:
         trials = self.trials.get(request_id(self.plan.dataset.id, meme), ())
         return await self.executor.docket.trials.record(trials[-1]) if trials else None
 
-    async def may_pass(self, prediction: Prediction) -> bool:
-        """True if a failure's cause may be gone; a meme without a trial is always retried."""
-        if prediction.outcome is not Outcome.FAILED:
-            return False
-        if not prediction.trial:
-            return True
-        failed = (await self.executor.docket.trials.record(prediction.trial)).last(TrialFailed)
-        return failed is None or may_pass(failed)
-
 
 async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, resumed: bool) -> None:
     """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
@@ -256,11 +246,7 @@ async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, re
     # Read before anything is judged, so that trials of this process do not count as interrupted.
     run.trials = await run.executor.docket.index.requests()
     results = Results(run.folder, PREDICTIONS, Prediction, lambda one: one.meme)
-    wanted = {meme.id for meme in memes}
-    if plan.retry_failed:
-        wanted -= {one.meme for one in results.done.values() if await run.may_pass(one)}
-    # Drops the memes that are retried.
-    results.resume(wanted)
+    results.resume({meme.id for meme in memes})
     score = RunningScore(
         len(memes),
         protocol=None if plan.question else plan.protocols[0],
@@ -273,7 +259,7 @@ async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, re
         else:
             todo.append(meme)
     score.before = score.done
-    # No longer finished: with --retry-failed a finished run gets new answers.
+    # Lines of a finished run may be lost: until they are there again it is not finished.
     if resumed and todo:
         changes = {"interruptions": manifest.interruptions + 1, "finished": None}
         manifest = manifest.model_copy(update=changes)

@@ -59,28 +59,13 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             (VllmFailed); or the Ray cluster is unreachable, or one of its workers can't judge. Results so far are kept.
         asyncio.CancelledError: The run was cancelled. Results so far are kept.
     """
-    if plan.question is not None and (plan.text_only or plan.ray or plan.comparator or plan.control):
-        raise BadRequest(
-            "A question is asked from this process, of what --inputs names: it goes neither with --text-only nor with "
-            "Ray, a comparator or a control."
-        )
-    if plan.comparator and (plan.ray or plan.procedure is Procedure.SUMMARY):
-        raise BadRequest(
-            "A comparator shows each meme to a model from this process: it goes neither with Ray nor with the "
-            "procedure summary."
-        )
     if plan.comparator and plan.text_only:
         from eval.solvers.comparator import OF_TEXTS
 
         if plan.comparator not in OF_TEXTS:
             raise BadRequest(f"The comparator {plan.comparator} asks about the picture: leave --text-only out.")
-    if plan.control == Control.TRANSLATED and (plan.ray or plan.procedure is Procedure.SUMMARY):
-        raise BadRequest(
-            "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
-            "summary."
-        )
-    if plan.ray and (plan.control.startswith(ALTERED) or plan.control == Control.FETCHING):
-        raise BadRequest("Memes are altered by this process, and precedents fetched: that does not go with Ray.")
+    if plan.ray and (plan.control.startswith(ALTERED) or plan.control in (Control.FETCHING, Control.TRANSLATED)):
+        raise BadRequest("This process alters or translates memes, and fetches precedents: that does not go with Ray.")
     folder = RunFolder(plan.out)
     # Two processes on one run would try each meme twice and interleave lines in each other's file.
     with folder.locked():
@@ -92,7 +77,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         begun = folder.manifest() if folder.begun else None
         if begun is not None:
             _require_same_material(folder, begun, plan, material)
-            if not plan.retry_failed and {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
+            if {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
                 # Before anything is opened: no model server has to be up to report this.
                 progress.tell("Every meme has been judged.")
                 folder.finish(begun)
@@ -163,9 +148,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
         from eval.solvers.comparator import Comparator, ComparatorSolver
 
         return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets, text_only=plan.text_only)
-    trial = TrialSolver(
-        stored, plan.dataset.id, plan.procedure, plan.retry_failed, text_only=plan.text_only, language=plan.language
-    )
+    trial = TrialSolver(stored, plan.dataset.id, plan.procedure, text_only=plan.text_only, language=plan.language)
     if plan.question is not None:
         from eval.solvers.labelling import open_question
 

@@ -42,13 +42,8 @@ class JudgingSpec(BaseModel):
             "paper."
         ),
     ] = False
-    templates_apart: Annotated[
-        bool,
-        Option(
-            "No precedent whose picture is nearly that of a judged meme, whatever the text; `--split template` asks "
-            "for it too."
-        ),
-    ] = False
+    templates_apart: bool = False
+    """True for no precedent whose picture is nearly that of a judged meme, whatever the text (``--split template``)."""
     text_only: Annotated[bool, Option("Judge texts only, without pictures.")] = False
     language: Annotated[
         str,
@@ -84,4 +79,3 @@ class Circumstances:
     ray: Annotated[str, Option("Address of a Ray cluster's head, to judge on its workers.", metavar="HOST:PORT")] = ""
     ray_workers: Annotated[int, Field(ge=1), Option("Number of workers. [default: one per node]")] = 0
     allow_missing: Annotated[bool, Option("Count memes without a picture as failed and go on.")] = False
-    retry_failed: Annotated[bool, Option("Retry memes that failed for a transient reason.")] = False

@@ -115,8 +115,8 @@ class RulingSolver:
             resumed = self.trial.to_be_resumed(record)
         else:
             ruled = record.ruling_on(self.question.task)
-            # Timeouts were already retried, as with trials: only --retry-failed retries them resumed.
-            resumed = ruled is None or (ruled.retryable and (ruled.failure not in LATE or self.trial.retry_failed))
+            # Timeouts were already retried, as with trials.
+            resumed = ruled is None or (ruled.retryable and ruled.failure not in LATE)
         return None if resumed else self._prediction(meme, record, stored=0)
 
 

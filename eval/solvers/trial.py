@@ -20,7 +20,6 @@ from court.events import (
     ModelCall,
     Procedure,
     Summarised,
-    TrialFailed,
     TrialResumed,
     Unused,
 )
@@ -190,8 +189,6 @@ _NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
 """Reasons for which a trial stopped that are not outcomes: it is always resumed."""
 _ANEW = frozenset({CantResume.default_reason, PICTURE_MISSING, "TRIAL_FAILED"})
 """Reasons for which a trial can't be resumed, but the meme can be tried afresh: no progress yet, or our own fault."""
-_OURS = "INTERNAL"
-"""Reason of a trial that failed by a bug of this software, which another version may have fixed."""
 
 
 def request_id(dataset: str, meme: JudgedMeme) -> str:
@@ -207,8 +204,6 @@ class TrialSolver:
     stored: StoredCourt
     dataset: str
     procedure: Procedure
-    retry_failed: bool = False
-    """True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run."""
     text_only: bool = False
     language: str = ""
     """Language stated for each text, as :func:`eval.datasets.read.language_of_meme` takes it."""
@@ -241,9 +236,8 @@ class TrialSolver:
             return record.state is TrialState.OPEN
         failure = record.failure
         assert failure is not None
-        # Timed-out trials had their retries (see LATE): only --retry-failed retries them again.
-        passing = failure.reason in _NOT_THE_TRIALS or (failure.retryable and failure.reason not in LATE)
-        return passing or (self.retry_failed and may_pass(failure))
+        # Timed-out trials had their retries (see LATE).
+        return failure.reason in _NOT_THE_TRIALS or (failure.retryable and failure.reason not in LATE)
 
     async def _tried(self, item: MemeItem, record: TrialRecord | None, hits: HitCounter) -> TrialRecord:
         """Resumes the trial of a meme if it was interrupted, else runs a new one; returns its record."""
@@ -270,8 +264,3 @@ class TrialSolver:
         )
         digest = hashlib.sha256(image).hexdigest() if image else ""  # as in a record
         return (await self.stored.of(meme, digest, hits).run(request, batch=True)).record
-
-
-def may_pass(failure: TrialFailed) -> bool:
-    """True if the cause of a failure may have gone away later."""
-    return failure.retryable or failure.reason == _OURS

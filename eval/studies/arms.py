@@ -285,7 +285,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
         for number, (arm, own, model) in enumerate(arms, 1):
             folder = RunFolder(study.plan.out / arm.name)
             # The manifest decides, not the number of predictions: a run is finished once it was closed.
-            if folder.finished and not study.plan.retry_failed:
+            if folder.finished:
                 progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
                 done[arm.name] = folder
                 continue

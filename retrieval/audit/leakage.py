@@ -76,10 +76,6 @@ class LeakThresholds(Value):
 
     picture: float = Field(default=0.70, ge=-1, le=1)
     text: float = Field(default=0.80, ge=-1, le=1)
-    same_text: bool = True
-    """Whether the same text is enough, with whatever picture. On FHM that takes out precedents by which the data set
-    means to mislead (its captions stand on harmful and on harmless pictures), and it is asked for all the same: what
-    was left out is counted, and who wants it otherwise says so."""
     template: float | None = Field(default=None, ge=-1, le=1)
     """From where on a picture alone is too near, so that train and test share no template (:data:`TEMPLATE`). None to
     let them share some, as the splits do that data sets are published with."""
@@ -196,7 +192,7 @@ def _find_copies(
         (_first((one.bytes_sha256, index) for index, one in pictures.items()), lambda meme: meme.bytes_sha256),
         (_first((one.pixels_sha256, index) for index, one in pictures.items()), lambda meme: meme.pixels_sha256),
         (
-            _first((text_key(meme.text), index) for index, meme in enumerate(judged) if nearness.same_text),
+            _first((text_key(meme.text), index) for index, meme in enumerate(judged)),
             lambda meme: text_key(meme.text),
         ),
     )

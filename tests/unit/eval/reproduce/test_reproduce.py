@@ -444,7 +444,6 @@ def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
         (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "4"), 2, "of 1, 2, 3"),
         (("--size", "7b", "--llm-url", "http://a/v1", "--figures", "x"), 2, "of 3, 4, 5"),
         (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "", "--figures", ""), 2, "leave nothing to run"),
-        (("--size", "7b", "--llm-url", "http://a/v1", "--retry-failed"), 2, "goes with --resume"),
     ],
 )
 def test_mistakes_are_reported_before_any_work_begins(words, code, message, data, tmp_path):

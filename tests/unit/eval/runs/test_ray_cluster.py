@@ -1,11 +1,8 @@
 """Tests of the Ray code that needs no cluster: connection errors and results received from workers."""
 
-import asyncio
 import importlib.util
 import pickle
 import socket
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from io import BytesIO
@@ -22,7 +19,6 @@ from eval.runs.ray_cluster import JudgeTask, OneTrial, TaskResult, connected, pa
 from serving.docket.open import Docket
 from tests.support.cast import Cast, try_meme
 from tests.support.judged import meme
-from tests.support.playing import until
 
 
 async def connect(address):
@@ -40,82 +36,71 @@ def silent_listener():
 
 
 @pytest.mark.parametrize("address", ["auto", "somewhere", "ray://somewhere:10001", "somewhere:", "a b:1"])
-def test_malformed_addresses_are_rejected(address):
+async def test_malformed_addresses_are_rejected(address):
     with pytest.raises(BadRequest, match="HOST:PORT"):
-        asyncio.run(connect(address))
+        await connect(address)
 
 
-def test_connecting_to_a_port_without_a_listener_fails():
+async def test_connecting_to_a_port_without_a_listener_fails():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match="No Ray cluster can be reached") as error:
-            asyncio.run(connect(address))
+            await connect(address)
     assert error.value.reason == "RAY_UNREACHABLE"
 
 
-def test_connecting_to_a_silent_listener_times_out(silent_listener, monkeypatch):
+async def test_connecting_to_a_silent_listener_times_out(silent_listener, monkeypatch):
     monkeypatch.setattr(ray_cluster, "_ANSWERS_S", 0.3)
     with pytest.raises(Unavailable, match="No Ray cluster can be reached"):
-        asyncio.run(connect(silent_listener))
+        await connect(silent_listener)
 
 
-def test_missing_ray_error_names_the_package_to_install(monkeypatch):
+async def test_missing_ray_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotLoaded, match=r"pip install 'memecourt\[ray\]'"):
-        asyncio.run(connect("127.0.0.1:6379"))
+        await connect("127.0.0.1:6379")
 
 
-def test_second_answer_for_a_meme_is_ignored(tmp_path):
-    first, second = try_meme(Cast()), try_meme(Cast())
-
-    def answer_of(record):
-        return TaskResult(
-            meme="a",
-            prediction=Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id),
-            events=record.events,
-        )
-
-    async def receive():
-        async def answers():
-            yield answer_of(first)
-            yield answer_of(second)
-            # A failed second attempt at an answered meme does not end the run either.
-            yield TaskResult("a", fault=Unavailable("It died.", reason="X"))
-
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        try:
-            waiting = {"a": meme("a", True)}
-            trials = [prediction.trial async for _, prediction, _ in received(answers(), waiting, docket.writer)]
-            return trials, waiting, await docket.trials.record(first.trial_id), await docket.index.list(limit=9)
-        finally:
-            await docket.close()
-
-    trials, waiting, stored, lines = asyncio.run(receive())
-    assert trials == [first.trial_id] == [line.trial_id for line in lines]
-    assert stored == first and not waiting
+@pytest.fixture(scope="module")
+def record():
+    """Record of a whole trial."""
+    return try_meme(Cast())
 
 
-def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
-    async def receive():
-        async def answers():
-            yield TaskResult("a", fault=Unavailable("The library is damaged.", reason="LIBRARY_DAMAGED"))
+async def test_second_answer_for_a_meme_is_ignored(tmp_path, record):
+    prediction = Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id)
 
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        try:
-            return [
-                received_result async for received_result in received(answers(), {"a": meme("a", True)}, docket.writer)
-            ]
-        finally:
-            await docket.close()
+    async def answers():
+        for _ in range(2):
+            yield TaskResult("a", prediction, events=record.events)
+        # A failed second attempt at an answered meme does not end the run either.
+        yield TaskResult("a", fault=Unavailable("It died.", reason="X"))
 
-    with pytest.raises(Unavailable, match="The library is damaged") as error:
-        asyncio.run(receive())
+    docket, waiting = Docket.open(tmp_path / "docket.sqlite"), {"a": meme("a", True)}
+    try:
+        trials = [found.trial async for _, found, _ in received(answers(), waiting, docket.writer)]
+        stored, lines = await docket.trials.record(record.trial_id), await docket.index.list(limit=9)
+    finally:
+        await docket.close()
+    assert trials == [record.trial_id] == [line.trial_id for line in lines]
+    assert stored == record and not waiting
+
+
+async def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
+    async def answers():
+        yield TaskResult("a", fault=Unavailable("The library is damaged.", reason="LIBRARY_DAMAGED"))
+
+    docket = Docket.open(tmp_path / "docket.sqlite")
+    try:
+        with pytest.raises(Unavailable, match="The library is damaged") as error:
+            await anext(received(answers(), {"a": meme("a", True)}, docket.writer))
+    finally:
+        await docket.close()
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_tasks_and_results_survive_the_way_to_a_worker():
-    record = try_meme(Cast())
+def test_tasks_and_results_survive_the_way_to_a_worker(record):
     for sent in (
         JudgeTask(meme("a", True), record, (bytes(range(256)), b"")),
         TaskResult("a", events=record.events, fault=CallsError("The store is full.")),
@@ -126,8 +111,7 @@ def test_tasks_and_results_survive_the_way_to_a_worker():
         assert replace(received_there, **({"fault": sent.fault} if fault else {})) == sent
 
 
-def test_docket_of_one_trial_reports_the_added_events_and_frames():
-    record = try_meme(Cast())
+async def test_docket_of_one_trial_reports_the_added_events_and_frames(record):
     picture = Picture(
         format=PictureFormat.PNG,
         bytes_sha256=record.opened.meme.bytes_sha256,
@@ -146,8 +130,8 @@ def test_docket_of_one_trial_reports_the_added_events_and_frames():
             await docket.append(event)
         return docket.added, docket.frames_added, await docket.record(record.trial_id)
 
-    assert asyncio.run(judged(0)) == (list(record.events), (b"png",), record)
-    assert asyncio.run(judged(3)) == (list(record.events[3:]), (), record)
+    assert await judged(0) == (list(record.events), (b"png",), record)
+    assert await judged(3) == (list(record.events[3:]), (), record)
 
 
 def test_packed_library_is_complete_but_without_lock_files(tmp_path):
@@ -158,19 +142,3 @@ def test_packed_library_is_complete_but_without_lock_files(tmp_path):
     (library / ".lock").touch()
     with tarfile.open(fileobj=BytesIO(packed(library))) as tar:
         assert sorted(tar.getnames()) == ["CURRENT", "parts/rows"]
-
-
-def test_directory_is_deleted_though_its_process_is_killed(tmp_path):
-    place = tmp_path / "library"
-    place.mkdir()
-    program = (
-        "import sys\nfrom eval.runs.ray_cluster import _deleted_at_end as d\nwith d(sys.argv[1]): print(); input()"
-    )
-    worker = subprocess.Popen(
-        [sys.executable, "-c", program, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
-    with worker:
-        worker.stdout.readline()
-        assert place.exists()
-        worker.kill()
-    asyncio.run(until(lambda: not place.exists()))

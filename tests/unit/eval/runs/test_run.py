@@ -48,7 +48,7 @@ from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
-from eval.session.engine import UNFINISHED, Progress, ProgressBar, ProgressLines
+from eval.session.engine import UNFINISHED, Progress, ProgressBar
 from eval.solvers.calls import MemeItem, StoredCourt
 from eval.solvers.trial import TrialSolver, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
@@ -251,22 +251,6 @@ def test_running_score_counts_only_memes_of_the_protocol():
     )
 
 
-def test_progress_log_prints_a_line_per_interval():
-    lines, clock = [], [0.0]
-    progress = ProgressLines(lines.append, every_s=30, now=lambda: clock[0])
-    tally = RunningScore(100, began=0.0, protocol=Protocol.MERGED)
-    progress.begin(tally)
-    for second in range(1, 91):
-        clock[0] = float(second)
-        tally.add(SPLIT[second], prediction_for(SPLIT[second], Outcome.HARMFUL))
-        progress.tick(tally)
-    progress.end(tally)
-    assert len(lines) == 1 + 3 + 1
-    assert lines[0] == "100 memes, 0 of them judged before."
-    assert lines[1].startswith("3 of 100 judged: 60 a minute, 2 min left")
-    assert lines[2].startswith("33 of 100 judged: 60 a minute, 67 s left")
-
-
 def test_progress_bar_shows_the_figures_of_a_progress_line():
     out = io.StringIO()
     tally = RunningScore(2, protocol=Protocol.MERGED)
@@ -401,7 +385,7 @@ def test_lost_prediction_lines_are_restored_from_the_docket(run_copy, home, data
 
 def test_finished_run_is_left_unchanged(run_copy, home, data):
     before = (run_copy.root / "manifest.json").read_bytes(), (run_copy.root / "predictions.jsonl").read_bytes()
-    run_plan(a_plan(home, data, run_copy.root, retry_failed=False))
+    run_plan(a_plan(home, data, run_copy.root))
     assert before == (
         (run_copy.root / "manifest.json").read_bytes(),
         (run_copy.root / "predictions.jsonl").read_bytes(),
@@ -458,27 +442,19 @@ def test_run_is_resumed_with_the_same_data_in_another_place(run_copy, home, data
     assert (manifest.data_dir, manifest.pictures_dir) == (str(other), str(other / "images"))
 
 
-def without_a_picture(data, place):
+def test_missing_pictures_block_a_run_or_fail(home, data, tmp_path):
+    place = tmp_path / "data"
     shutil.copytree(data, place)
     first = json.loads((place / "test.jsonl").read_text().splitlines()[0])
     (place / "images" / first["image"]).unlink()
-    return place, first["id"], first["image"]
-
-
-def test_missing_pictures_block_a_run_or_fail_until_they_are_there(home, data, tmp_path):
-    place, missing_id, image = without_a_picture(data, tmp_path / "data")
     plan = a_plan(home, place, tmp_path / "run")
     with pytest.raises(BadRequest, match=r"1 of 8 pictures are missing .*--allow-missing") as caught:
         run_plan(plan)
     assert caught.value.reason == PICTURE_MISSING
     folder = run_plan(dataclasses.replace(plan, allow_missing=True))
     failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
-    assert [(p.meme, p.reason, p.trial) for p in failed] == [(missing_id, PICTURE_MISSING, "")]
+    assert [(p.meme, p.reason, p.trial) for p in failed] == [(first["id"], PICTURE_MISSING, "")]
     assert len(folder.predictions()) == 8 and folder.manifest().finished
-    shutil.copy(data / "images" / image, place / "images" / image)
-    run_plan(dataclasses.replace(plan, retry_failed=True))
-    assert all(p.outcome is not Outcome.FAILED for p in folder.predictions())
-    assert len(folder.predictions()) == 8
 
 
 # -- Full trials, before a stand-in server -----------------------------------------------------------------------------
@@ -678,7 +654,6 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "epsilon=fish"], "trial.epsilon"),
         (["--resume", "nowhere"], "started again by the command that began it"),
         (["--resume", "nowhere", "--seed", "3"], "--seed can't be given with --resume"),
-        (["--dataset", "fhm", "--data", ".", "--out", "x", "--retry-failed"], "goes with --resume"),
     ],
 )
 def test_invalid_options_are_rejected_at_once(home, words, message):

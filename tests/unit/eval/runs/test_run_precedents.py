@@ -169,12 +169,6 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
         prepare(tmp_path, train, memes, place="apart")
 
 
-def test_unused_thresholds_are_not_recorded(tmp_path: Path) -> None:
-    """Libraries and manifests of earlier versions have exactly these three keys."""
-    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one")))
-    assert found.check.thresholds == {"picture": 0.7, "text": 0.8, "same_text": True}
-
-
 def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
     touched = Image.new("RGB", (16, 8), RED)
     touched.paste(BLUE, (8, 0, 16, 8))
@@ -194,12 +188,6 @@ def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: 
     assert "1 precedents are near a judged meme by their text" in notes
     assert "2 of 2 judged memes were compared with the precedents without their picture" in notes
     assert "1 of the 4 rows of the train split can't be used" in notes
-
-
-def test_equal_texts_can_be_allowed(tmp_path: Path) -> None:
-    train = rows(("t1", "", "one two"), ("t2", "", "three"))
-    found = prepare(tmp_path, train, judged_memes(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
-    assert not found.check.excluded and found.check.thresholds["same_text"] is False
 
 
 def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def test_template_split_judges_the_test_split_without_its_templates(world):
     assert "The memes are of 2 groups" in invoke(world, "report", world / "apart")
     # Resumed with the options of its start; they can't be given again.
     invoke(world, "run", "--resume", world / "apart")
-    refused = invoke(world, "run", "--resume", world / "apart", "--templates-apart", code=2)
+    refused = invoke(world, "run", "--resume", world / "apart", "--split", "template", code=2)
     assert "can't be given with --resume" in refused
     # A library made for a run with shared templates is refused to a run without them.
     invoke(world, "run", *data, "--out", world / "together")
     library = ("--library", world / "together" / "library")
-    refused = invoke(world, "run", *data, *library, "--templates-apart", "--out", world / "other", code=1)
+    refused = invoke(world, "run", *data, *library, "--split", "template", "--out", world / "other", code=1)
     assert "may be on templates of judged memes" in refused
 
 
