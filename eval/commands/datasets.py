@@ -27,7 +27,6 @@ from eval.commands.options import (
     say,
     show_answer,
     table_of,
-    write_page,
 )
 from eval.datasets.card import DatasetCard
 from eval.datasets.card_draft import draft_card
@@ -37,7 +36,7 @@ from eval.datasets.hub import download
 from eval.datasets.known import card_file, find_card, known_cards, recognised
 from eval.datasets.record_files import keep_tables
 from eval.reports import description
-from eval.reports.sections import as_markdown, plain
+from eval.reports.sections import plain
 from eval.scores.task_card import require_metrics
 from eval.session.engine import watching
 from eval.session.spec import spec_options
@@ -154,13 +153,11 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 @click.option("--date", default="", metavar="COLUMN", help="Column of dates. [default: by its name]")
 @click.option("--near", is_flag=True, help="Look for near-duplicates by picture and text; slow for many memes.")
 @html_option
-@click.option("--markdown", type=NEW_FILE, help="Write Markdown to this file.")
 @json_option
 def describe(
     data: Path,
     id_: str | None,
     html: Path | None,
-    markdown: Path | None,
     as_json: bool,
     columns: tuple[str, ...],
     pictures: Path | None,
@@ -189,8 +186,6 @@ def describe(
         chosen = dataset_in(data, id_)
     found = run_watched(lambda progress: description.describe(chosen, data, wanted, progress, in_parts=plain))
     title = f"Description of {chosen.title}"
-    if markdown is not None:
-        write_page(markdown, as_markdown(title, chosen.caveats, description.description_sections(found)))
     figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
     sections = description.description_sections(found, page=html is not None)
     answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)

@@ -268,7 +268,7 @@ async def test_roles_sharing_servers_still_share_them_through_the_cache(calls):
 
 
 async def test_named_server_may_change_its_address(calls):
-    asked = []
+    counts = []
     async with opened_calls(calls) as store:
         for url in ("http://a", "http://b"):
             model = Replicas()
@@ -278,8 +278,8 @@ async def test_named_server_may_change_its_address(calls):
                 RoleModels(role_model, role_model, role_model, role_model), store, server="ours", hits=HitCounter()
             )
             await role_models.judge.model.reply(REQUEST, within_s=60)
-            asked.append(len(model.asked))
-    assert asked == [1, 0]
+            counts.append(len(model.asked))
+    assert counts == [1, 0]
 
 
 async def one_reply(calls):
