@@ -289,21 +289,6 @@ def parse_description(text: str) -> str:
     return _valid(Description, content).description
 
 
-def parse_answer(text: str) -> str:
-    """Parses an answer. Raises UnusableReply."""
-    return parse(Answer, text).answer
-
-
-def parse_question(text: str) -> str:
-    """Parses a question. Raises UnusableReply."""
-    return parse(Question, text).question
-
-
-def parse_argument(text: str) -> Argument:
-    """Parses a summary and justification. Raises UnusableReply."""
-    return parse(Argument, text)
-
-
 def parse_quoting_argument(
     text: str, opening: str, shown: Sequence[str], chars: int, *, on_claim: bool, quotes_needed: bool
 ) -> StatedArgument:

@@ -463,7 +463,7 @@ class Proposer:
         return await self.speaker.say(
             Role.PROPOSER,
             conversation,
-            lambda text, _: replies.parse_answer(text),
+            lambda text, _: replies.parse(replies.Answer, text).answer,
             side=side,
             number=number,
             progress=progress,
@@ -484,7 +484,10 @@ class Advocate:
         stance = messages.stance_of(self.side, len(history), self.settings)
         conversation = self.brief.ask(stance, history, self.speaker.reply_chars)
         return await self._speak(
-            conversation, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
+            conversation,
+            lambda text, _: replies.parse(replies.Question, text).question,
+            number=len(history) + 1,
+            progress=progress,
         )
 
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[StatedArgument]:
@@ -510,7 +513,7 @@ class Advocate:
                 on_claim=brief.on_claim,
                 quotes_needed=quotes_needed,
             )
-        argument = replies.parse(replies.ArgumentOnClaim, text) if brief.on_claim else replies.parse_argument(text)
+        argument = replies.parse(replies.ArgumentOnClaim if brief.on_claim else replies.Argument, text)
         return StatedArgument(**argument.model_dump())
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from court.ports import ChatModel, ChatReply, ChatRequest, Odds, PrecedentFinder, ReplicatedModel
-from court.replies import UnusableReply, parse_answer
+from court.replies import Answer, UnusableReply, parse
 from court.roles import RoleModel
 from court.verdict import Label
 
@@ -67,7 +67,7 @@ class FetchingModel:
         if request.call_id is None or request.call_id.task != "answer" or question is None:
             return reply
         try:
-            answer = parse_answer(reply.text)
+            answer = parse(Answer, reply.text).answer
         # The court asks again for it, as for any reply that can't be read.
         except UnusableReply:
             return reply

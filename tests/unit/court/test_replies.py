@@ -17,15 +17,16 @@ from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.prompts import Fence
 from court.replies import (
+    Answer,
+    Argument,
+    Question,
     UnusableReply,
     argument_schema,
     find_loop,
     find_loop_in_reply,
     has_cut_text,
-    parse_answer,
-    parse_argument,
+    parse,
     parse_description,
-    parse_question,
     parse_quoting_argument,
     parse_ruling,
 )
@@ -173,15 +174,16 @@ def test_truncated_or_refused_ruling_is_unusable_even_if_it_parses():
 
 @pytest.mark.parametrize("blank", ["", "   ", "\u200b\u200b\u200b\u200b\u200b", "\n\n\n\n\n\n", "……?!…", "\u3000" * 9])
 def test_text_without_letters_or_digits_is_no_reply(blank):
-    for parse, text in (
-        (parse_description, json.dumps({"description": blank})),
-        (parse_answer, json.dumps({"answer": blank})),
-        (parse_question, json.dumps({"question": blank})),
-        (parse_argument, json.dumps({"summary": blank, "justification": "j"})),
-        (parse_argument, json.dumps({"summary": "s", "justification": blank})),
+    with pytest.raises(UnusableReply):
+        parse_description(json.dumps({"description": blank}))
+    for kind, fields in (
+        (Answer, {"answer": blank}),
+        (Question, {"question": blank}),
+        (Argument, {"summary": blank, "justification": "j"}),
+        (Argument, {"summary": "s", "justification": blank}),
     ):
         with pytest.raises(UnusableReply):
-            parse(text)
+            parse(kind, json.dumps(fields))
     assert label_of(json.dumps({**ACQUITTAL, "rationale": blank})) is None
     assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [blank]})) is None
     # A list that its schema cut off may go on in scraps.
@@ -191,8 +193,8 @@ def test_text_without_letters_or_digits_is_no_reply(blank):
 
 def test_text_in_any_script_is_a_reply():
     for words in ("什么颜色的旗?", "ما لون العلم؟", "झंडा किस रंग का है?", "🏳️ or 🏴?", "12345"):
-        assert parse_question(json.dumps({"question": words})) == words
-        assert parse_answer(json.dumps({"answer": f"  {words}\n"})) == words
+        assert parse(Question, json.dumps({"question": words})).question == words
+        assert parse(Answer, json.dumps({"answer": f"  {words}\n"})).answer == words
 
 
 def test_fault_descriptions_never_quote_the_reply():

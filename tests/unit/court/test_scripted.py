@@ -17,10 +17,8 @@ from court.replies import (
     Description,
     Question,
     argument_schema,
-    parse_answer,
-    parse_argument,
+    parse,
     parse_description,
-    parse_question,
     parse_quoting_argument,
     parse_ruling,
     ruling_schema,
@@ -138,8 +136,8 @@ def test_scripted_replies_have_the_stated_length_and_can_be_parsed():
         "judge": ruling,
     }
     assert {task: len(tokens_of(reply)) for task, reply in replies.items()} == dict(TOKENS)
-    assert parse_description(replies["describe"]) and parse_answer(replies["answer"])
-    assert parse_question(replies["ask"]) and parse_argument(replies["summarise"]).summary
+    assert parse_description(replies["describe"]) and parse(Answer, replies["answer"])
+    assert parse(Question, replies["ask"]) and parse(Argument, replies["summarise"])
     assert len(parse_ruling(ruling, DEFAULT_POLICY, 3).precedents) == 3
     alone = scripted("x", ruling_schema(DEFAULT_POLICY, 0, CHARS))
     assert not parse_ruling(alone, DEFAULT_POLICY, 0).precedents
@@ -160,7 +158,7 @@ def test_other_schemas_are_left_to_the_model_server():
 @pytest.mark.parametrize("rounds", [2, 3, 6, 10])
 def test_summaries_change_until_the_round_named_in_the_meme(rounds):
     histories = [meme_text("m", rounds) + text_reply(Answer) * count for count in range(1, rounds + 2)]
-    bits = [entropy(parse_argument(text_reply(Argument, words)).summary) for words in histories]
+    bits = [entropy(parse(Argument, text_reply(Argument, words)).summary) for words in histories]
     changes = [abs(one - other) for one, other in itertools.pairwise(bits)]
     epsilon = TrialSettings().epsilon
     assert all(change > epsilon for change in changes[: rounds - 2])

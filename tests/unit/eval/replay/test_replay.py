@@ -111,9 +111,10 @@ def test_parser_that_accepts_a_rejected_reply_shows_in_the_value(monkeypatch):
 
 
 def test_failed_trial_that_would_no_longer_fail_shows_as_a_difference(monkeypatch):
-    parse = replies.parse_argument
-    argument = replies.Argument(summary="s", justification="j")
-    monkeypatch.setattr(replies, "parse_argument", lambda text: argument if text == "no JSON at all" else parse(text))
+    parse, argument = replies.parse, replies.Argument(summary="s", justification="j")
+    monkeypatch.setattr(
+        replies, "parse", lambda kind, text: argument if text == "no JSON at all" else parse(kind, text)
+    )
     found = differing_fields(load_record("full-failed"))
     recorded_end, found_end = found["end"]
     assert "could not be used" in recorded_end and "the record has none" in found_end
