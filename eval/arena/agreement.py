@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from scipy.stats import binomtest
 
@@ -19,7 +17,6 @@ from eval.scores.means import share_of
 from eval.scores.measure import Figure
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
-Vote = Literal["pool", "majority"]
 _MOST_BY_PLACE = 0.8
 """Share of decided battles that may go to the same place, first or second shown. A panel that looks at answers alone
 comes out near a half, whoever wins; beyond this, four of five choices are of the place."""
@@ -65,22 +62,6 @@ def _lead(verdict: Verdict) -> int:
     return 0 if verdict.score == 0.5 else size if verdict.score > 0.5 else -size
 
 
-def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Random) -> list[tuple[str, ...]]:
-    """Chooses distinct panels, each with its judges in the order of ``judges``.
-
-    The number of panels of all sizes doubles with each further judge, so at most ``most`` panels of a size are chosen,
-    each with the same probability.
-    """
-    if math.comb(len(judges), size) <= most:
-        return list(itertools.combinations(judges, size))
-    # A dictionary, not a set, whose order differs between processes.
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < most:
-        # Sorted, so that a panel is the same whatever the order of its judges.
-        drawn[tuple(sorted(rng.sample(range(len(judges)), size)))] = None
-    return [tuple(judges[place] for place in places) for places in drawn]
-
-
 def noise_in(events: Sequence[Event], dimension: str) -> str:
     """Returns the reason why verdicts of a dimension can't rank models; empty if they can."""
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
@@ -117,10 +98,6 @@ def judged_in_both_orders(fought: Sequence[Judged], dimension: str) -> list[tupl
     return [(turns[0], turns[1]) for turns in twice.values() if len(turns) == 2]
 
 
-_MOST_PANELS = 1_000
-"""Panels of one size that are looked at, at most; all of them up to twelve judges."""
-
-
 class HumanVerdict(ArenaValue):
     """One person's verdict on one battle; one line of ``--humans``."""
 
@@ -139,8 +116,7 @@ class PanelAccuracy:
 
     size: int
     panels: int
-    """Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only 1,000 are
-    sampled, always the same ones."""
+    """Number of panels that judged at least one battle together."""
     battles: float
     accuracy: float
     """Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie."""
@@ -150,18 +126,24 @@ class PanelAccuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeBesidePeople:
+    """Agreement of one judge with people's majority, over the battles of both."""
+
+    judge: str
+    accuracy: Figure
+    kappa: Kappa
+
+
+@dataclass(frozen=True, slots=True)
 class HumanAgreement:
     """Figures of agreement between judges and people."""
 
     battles: int
     accuracy: Figure | None
     """Share of them in which the panel's majority matches the people's; None if there are no battles."""
-    decided: Figure | None
     kappa: Kappa
     people: Kappa
-    judges: Mapping[str, Kappa]
-    accuracies: Mapping[str, Figure]
-    """Share of the battles of each judge in which it matches people's majority."""
+    judges: tuple[JudgeBesidePeople, ...]
     even: int
     """Battles without a majority because one side's votes are even; no figure includes them."""
     panels: tuple[PanelAccuracy, ...] = ()
@@ -185,25 +167,19 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
             score, ratings.one, ratings.other
         )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
-    pairs, even = dict[BattleKey, tuple[str, str]](), 0
-    for key in sorted(voted.keys() & panel.keys()):
-        theirs, ours = voted[key], _majority(panel[key])
-        # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
-        if theirs is None or ours is None:
-            even += 1
-        else:
-            pairs[key] = (ours, theirs)
-    decided = {key: pair for key, pair in pairs.items() if "tie" not in pair}
-    judges = {judge: _with(found, voted) for judge, found in sorted(by_judge.items())}
+    pairs = _with(dict(sorted(panel.items())), voted)
+    judges = ((judge, _with(found, voted)) for judge, found in sorted(by_judge.items()))
     return HumanAgreement(
         battles=len(pairs),
         accuracy=_accuracy(pairs),
-        decided=_accuracy(decided),
         kappa=cohen(list(pairs.values())),
         people=fleiss([list(words.values()) for words in people.values()]),
-        judges={judge: cohen(list(found.values())) for judge, found in judges.items()},
-        accuracies={judge: figure for judge, found in judges.items() if (figure := _accuracy(found))},
-        even=even,
+        judges=tuple(
+            JudgeBesidePeople(judge, accuracy, cohen(list(found.values())))
+            for judge, found in judges
+            if (accuracy := _accuracy(found))
+        ),
+        even=len(voted.keys() & panel.keys()) - len(pairs),
         panels=_panels(by_judge, voted),
     )
 
@@ -217,20 +193,18 @@ def _panels(
         judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
         for judge, found in sorted(by_judge.items())
     }
-    rng = random.Random("panels beside people")
     sizes = []
     for size in range(1, len(votes_of) + 1):
         pairs = []
-        for panel in panels_of_size(list(votes_of), size, _MOST_PANELS, rng):
+        for panel in itertools.combinations(votes_of, size):
             common = set.intersection(*(set(votes_of[judge]) for judge in panel))
             # A panel's even vote is a tie, as in the arena's joint vote; leaving it out would spare small panels their
             # hardest battles.
             votes = {key: _majority([votes_of[judge][key] for judge in panel]) or "tie" for key in common}
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
-        shares = [share for each in pairs if (share := _hits(each)) is not None]
-        # If no panel of this size shares a battle, no larger one does. Where panels are sampled, unsampled ones may
-        # share some, but too few to say anything about their size.
+        shares = [fmean(vote == theirs for vote, theirs in each) for each in pairs]
+        # If no panel of this size shares a battle, no larger one does.
         if not shares:
             break
         kappas = [value for each in pairs if (value := cohen(each).value) is not None]
@@ -255,27 +229,14 @@ def _with(
     pairs = {}
     for key, words in found.items():
         ours, theirs = _majority(words), voted.get(key)
+        # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
         if ours is not None and theirs is not None:
             pairs[key] = (ours, theirs)
     return pairs
 
 
-def plain_agreement(found: HumanAgreement) -> dict[str, Any]:
-    """Returns the figures as plain data; judges as a list, as their names are not for paths."""
-    judges = [
-        {"judge": name, "accuracy": asdict(found.accuracies[name]), "n": one.n, "kappa": one.value}
-        for name, one in found.judges.items()
-        if name in found.accuracies
-    ]
-    return {**asdict(found), "judges": judges}
-
-
 def _accuracy(pairs: Mapping[BattleKey, tuple[str, str]]) -> Figure | None:
     return share_of([(key.meme, float(ours == theirs)) for key, (ours, theirs) in pairs.items()])
-
-
-def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:
-    return sum(ours == theirs for ours, theirs in pairs) / len(pairs) if pairs else None
 
 
 def _word(score: float, one: str, other: str) -> str:

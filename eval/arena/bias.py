@@ -10,7 +10,6 @@ quarter of a tied battle added to each pair of models, as one judge has too few 
 from __future__ import annotations
 
 import itertools
-import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.arena.agreement import joint_scores, panels_of_size
+from eval.arena.agreement import joint_scores
 from eval.arena.events import Event, Judged
-from eval.arena.ranking.battles import MIDDLE, SCALE, Floats, battles, win_rates, wins, wins_by
+from eval.arena.ranking.battles import Floats, battles, win_rates, wins, wins_by
 from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
-from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.words import OVERALL, SETTING_WORDS, Setting
 from eval.reports.sections import Section
 from eval.scores.measure import Figure, figure
@@ -39,7 +38,6 @@ class Shift:
     target: str
     own_family: bool
     """True if judge and target have the same maker, or are the same model."""
-    ratings: tuple[float, float]
     points: Figure
     memes: int
 
@@ -124,7 +122,6 @@ def _contrast(
             judge=judge,
             target=model,
             own_family=bool(own[j, t]),
-            ratings=(float(rated[0, j, 0, t]), float(rated[1, j, 0, t])),
             points=_figure(moved[j, :, t], ends),
             memes=len(memes),
         )
@@ -161,7 +158,7 @@ def _ratings(
     number = {meme: number for number, meme in enumerate(memes)}
     unit = np.array([number[one[0]] for one in judged], dtype=np.int64)
     won = wins_by(table, unit, len(memes)).reshape(len(memes), n * n)
-    return np.asarray(MIDDLE + SCALE * fit((weights @ won).reshape(-1, n, n) + quarter_ties(n)))
+    return finite_ratings((weights @ won).reshape(-1, n, n))
 
 
 def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
@@ -175,12 +172,8 @@ def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
     return Figure(float(values[0]), float(low), float(high))
 
 
-def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -> list[Section]:
-    """Builds a table for each contrast, with targets as rows and judges as columns."""
-    return [_section(one, models) for one in found]
-
-
-def _section(contrast: SettingContrast, models: Sequence[str]) -> Section:
+def contrast_section(contrast: SettingContrast, models: Sequence[str]) -> Section:
+    """Builds the table of a contrast, with targets as rows and judges as columns."""
     one, other = SETTING_WORDS[contrast.one], SETTING_WORDS[contrast.other]
     judges = list(dict.fromkeys(shift.judge for shift in contrast.shifts))
     shifts = {(shift.judge, shift.target): shift for shift in contrast.shifts}
@@ -204,10 +197,6 @@ def _section(contrast: SettingContrast, models: Sequence[str]) -> Section:
 
 def _cell(shift: Shift) -> str:
     return figure(shift.points, "+.0f") + "*" * shift.sure + "°" * shift.own_family
-
-
-_PANELS = 60
-"""Panels of one size that are looked at, at most."""
 
 
 def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
@@ -292,8 +281,6 @@ class UnderSetting:
     joint_tau: float | None
     own_cases: tuple[OwnCase, ...]
     own_lift: float | None
-    first_wins: float | None
-    """Share of battles without a tie that the answer shown first won; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +327,7 @@ def bias_report(
     by_judge = {
         judge: [event for event in of_study if event.setting is sized_by and event.judge == judge] for judge in judges
     }
-    return BiasReport(tuple(settings), _sizes(by_judge, models, seed), sized_by)
+    return BiasReport(tuple(settings), _sizes(by_judge, models), sized_by)
 
 
 def _under(
@@ -360,7 +347,7 @@ def _under(
             for event in found
             if other != judge and other not in (event.a, event.b)
         ]
-        # A panel of one has nothing to be compared with; its battles still count in `battles` and `first_wins`.
+        # A panel of one has nothing to be compared with; its battles still count in `battles`.
         if not others:
             continue
         # What a judge makes of its own answers shows in its lift; its ranking is that of the other models.
@@ -376,9 +363,6 @@ def _under(
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
-    # Over battles, not judges: a judge with more judgements counts more.
-    scores = [event.verdicts[OVERALL].score for event in everything]
-    decided = [score for score in scores if score != 0.5]
     return UnderSetting(
         setting=setting,
         battles=len(everything),
@@ -391,7 +375,6 @@ def _under(
         joint_tau=_mean(each.joint_tau for each in agreements),
         own_cases=tuple(cases),
         own_lift=_mean(case.lift for case in cases),
-        first_wins=_mean(decided),
     )
 
 
@@ -417,7 +400,7 @@ def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
 
 
 def _counted(rows: Sequence[tuple[str, str, float, str]], models: Sequence[str]) -> dict[str, float]:
-    rates, _ = win_rates(wins(battles(models, rows)))
+    rates = win_rates(wins(battles(models, rows)))
     # NaN means a model without a battle: it has no rate, which is not the same as a rate of 0.
     return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
 
@@ -472,14 +455,12 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
     )
 
 
-def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed: int) -> tuple[PanelSize, ...]:
+def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str]) -> tuple[PanelSize, ...]:
     judges = [judge for judge, found in by_judge.items() if found]
     whole = _rates([event for judge in judges for event in by_judge[judge]], models)
-    # A separate generator, so that other draws of the report don't change with the size of the panel.
-    rng = random.Random(f"panels {seed}")
     sizes = []
     for size in range(1, len(judges) + 1):
-        panels = panels_of_size(judges, size, _PANELS, rng)
+        panels = list(itertools.combinations(judges, size))
         # A small panel may not have judged every model.
         found = [
             _closeness(*_common(_rates([event for judge in panel for event in by_judge[judge]], models), whole))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from eval.arena.agreement import HumanAgreement
-from eval.arena.bias import BiasReport, contrast_sections
-from eval.arena.boards import BoardRow, Estimate, on_one_scale
+from eval.arena.bias import BiasReport, contrast_section
+from eval.arena.boards import BoardRow, Estimate
+from eval.arena.folder import Spent
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
-from eval.reports.sections import Drawn, Section, Tile, need_page, plain
+from eval.reports.sections import Section, Tile, need_page
 from eval.scores.measure import NOTHING, Figure, figure
 from eval.scores.subgroups import wilson
 from serving.docket.review.agreement import Kappa
@@ -48,7 +49,7 @@ def board_lead(board: Leaderboard) -> list[str]:
         _HOW.format(anchor=anchor, resamples=settings.resamples),
     ]
     best = overall.rows[0]
-    if best.rating is not None and not overall.grouped:
+    if best.rating is not None:
         surely = best.first == best.last == 1
         lead.append(f"{best.model} {'is surely first' if surely else 'has the highest rating, but not surely'}.")
     return lead
@@ -59,8 +60,8 @@ def board_sections(board: Leaderboard) -> list[Section]:
     need_page()
     return [
         *_warnings(board),
-        *_overall(board),
-        *_dimensions(board),
+        _overall(board),
+        _dimensions(board),
         *_models(board),
         *_judges(board),
         _arena(board),
@@ -76,79 +77,52 @@ def _warnings(board: Leaderboard) -> Iterator[Section]:
         also = " and Elo, which always have a value, stand" if overall.rows[0].elo else " stand"
         lead = f"{overall.not_ranked} Win rates{also} below."
         yield Section("unranked", "There are no ratings", lead=(lead,), warning=True)
-    if overall.grouped:
-        lead = f"{overall.grouped} Ratings and places hold within a group, which is rated by the battles among its own."
-        yield Section("grouped", "Ratings hold within groups", lead=(lead,), warning=True)
 
 
-def _overall(board: Leaderboard) -> Iterator[Section]:
-    overall, settings, other = board.board("overall"), board.manifest.settings, board.other_vote
-    head = ["model", *(["group"] if overall.grouped else []), "place", "rating", "style held equal", "Elo", "won"]
-    head += [*([f"against {settings.anchor}"] if settings.anchor else []), "battles", "answered", "tokens"]
+def _overall(board: Leaderboard) -> Section:
+    overall = board.board("overall")
+    head = ["model", "place", "rating", "style held equal", "Elo", "won", "battles", "answered", "tokens"]
     head += ["in the language asked for"] if board.asks_for_languages else []
-    head += [f"rating, {'judgements pooled' if settings.vote == 'majority' else 'joint vote'}"] if other else []
     targets = {target.model: target for target in board.targets}
-    others = {row.model: row for row in other.rows} if other else {}
-    rows: dict[str, tuple[str, ...]] = {}
+    rows = []
     for number, row in enumerate(overall.rows, 1):
         target = targets[row.model]
-        rows[row.model] = (
-            f"{row.model} ({target.family})" if target.family else row.model,
-            *([str(row.group)] if overall.grouped else []),
-            # Across groups, the row number is not a place.
-            _place(row, None if overall.grouped else number),
-            _points(row.rating),
-            _points(row.styled),
-            _points(row.elo),
-            _share(row.win_rate),
-            *([_share(row.against_anchor)] if settings.anchor else []),
-            f"{row.battles:,}",
-            f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
-            f"{target.tokens:.0f}",
-            *([_in_language(target)] if board.asks_for_languages else []),
-            *([_points(others[row.model].rating)] if other else []),
+        rows.append(
+            (
+                f"{row.model} ({target.family})" if target.family else row.model,
+                _place(row, number),
+                _points(row.rating),
+                _points(row.styled),
+                _points(row.elo),
+                _share(row.win_rate),
+                f"{row.battles:,}",
+                f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
+                f"{target.tokens:.0f}",
+                *([_in_language(target)] if board.asks_for_languages else []),
+            )
         )
-    without = (
-        f"; {overall.without} of {overall.resamples} resamples have no finite ratings, and are in no interval"
-        if overall.without
-        else ""
+    caption = f"{overall.battles:,} battles, {_share(overall.tied)} tied"
+    if overall.without:
+        resamples = board.manifest.settings.resamples
+        caption += f"; {overall.without} of {resamples} resamples have no finite ratings, and are in no interval"
+    return Section(
+        "overall",
+        "Overall",
+        (tuple(head), *rows),
+        notes=tuple(_overall_notes(board)),
+        tiles=_overall_tiles(board),
+        caption=caption,
     )
-    parts = on_one_scale([overall, *([other] if other else [])])
-    for number, models in enumerate(parts, 1):
-        last = number == len(parts)
-        yield Section(
-            "overall" if number == 1 else f"overall-{number}",
-            "Overall" if len(parts) == 1 else f"Overall, part {number} of {len(parts)}",
-            (tuple(head), *(rows[model] for model in models)),
-            notes=tuple(_overall_notes(board)) if last else (),
-            drawn=_overall_drawn(board) if last else (),
-            tiles=_overall_tiles(board) if number == 1 else (),
-            caption=f"{overall.battles:,} battles, {_share(overall.tied)} tied{without}",
-            level=2 if number == 1 else 3,
-        )
-    if overall.effects:
-        worth = tuple((effect.name, _points(effect.points, "+.0f")) for effect in overall.effects)
-        caption = "Points for one standard deviation of the difference between two answers"
-        rows_of = (("difference in", "points"), *worth)
-        yield Section("style", "Worth of style", rows_of, caption=caption, level=3, detail=True)
 
 
 def _overall_notes(board: Leaderboard) -> Iterator[str]:
-    overall, settings = board.board("overall"), board.manifest.settings
-    yield (
-        f"Elo: K = {settings.elo_k:g}, from 1000, in an order of the battles that the seed draws; in 100 other orders "
-        f"of the same battles it moves by {max(row.elo_orders for row in overall.rows):.1f} points at most (standard "
-        "deviation)."
-    )
-    if board.forfeits:
-        done = "left out" if settings.forfeits == "leave out" else "lost"
-        yield f"{board.forfeits} battles were none for want of an answer; they are {done}."
+    overall = board.board("overall")
+    yield f"Elo: K = {board.manifest.settings.elo_k:g}, from 1000, in an order of the battles that the seed draws."
     if board.asks_for_languages:
         found = [target.in_language for target in board.targets if target.in_language]
         yield (
-            "In the language asked for: of answers to questions that ask for one, as py3langid detects it; answers of "
-            f"fewer than 20 letters ({sum(one.short for one in found)}), and those whose language is unknown "
-            f"({sum(one.undetected for one in found)}), are left out."
+            "In the language asked for: of answers to questions that ask for one, as py3langid detects it; "
+            f"{sum(one.unknown for one in found)} are left out, of fewer than 20 letters or of an unknown language."
         )
     if overall.no_style:
         yield f"Style could not be held equal. {overall.no_style}"
@@ -156,12 +130,11 @@ def _overall_notes(board: Leaderboard) -> Iterator[str]:
 
 def _overall_tiles(board: Leaderboard) -> tuple[Tile, ...]:
     """Ratings and the share of questions that were answered, of each model, with their intervals."""
-    overall = board.board("overall")
     answered = [(one.model, wilson(one.answered, one.answered + sum(one.unanswered.values()))) for one in board.targets]
     coverage = Tile("Answered", tuple((model, one) for model, one in answered if one is not None))
     found = []
     for title, name in (("Rating", "rating"), ("Elo", "elo")):
-        values = [(row.model, getattr(row, name)) for row in overall.rows if overall.on_one_scale or name == "elo"]
+        values = [(row.model, getattr(row, name)) for row in board.board("overall").rows]
         bars = [(model, Figure(one.value, one.low, one.high)) for model, one in values if one and one.low is not None]
         if bars:
             ends = (min(one.low for _, one in bars), max(one.high for _, one in bars) + 1)
@@ -169,47 +142,26 @@ def _overall_tiles(board: Leaderboard) -> tuple[Tile, ...]:
     return (*found, coverage) if coverage.bars else tuple(found)
 
 
-def _overall_drawn(board: Leaderboard) -> tuple[Drawn, ...]:
-    # Imported here: only a page has drawings.
-    from eval.reports.figures import shares
-
-    overall = board.board("overall")
-    models = [row.model for row in overall.rows]
-    rates = {plain(one): [overall.against.get((one, other)) for other in models] for one in models}
-    matrix = shares([plain(model) for model in models], rates, "heads") if overall.against else ""
-    won = (
-        "Battles won by the model on the left, ties half. Counted, not derived from ratings; empty where two never met."
-    )
-    return (Drawn("Against each other", matrix or "", won),)
-
-
-def _dimensions(board: Leaderboard) -> Iterator[Section]:
+def _dimensions(board: Leaderboard) -> Section:
     titles = {one.key: one.title for one in board.manifest.settings.criteria}
     # The overall board, the first, is shown above.
-    own = {
-        one.dimension: {row.model: _share(row.win_rate) if one.not_ranked else _points(row.rating) for row in one.rows}
-        for one in board.boards[1:]
-    }
-    notes = ["Redundancy: the higher the rating, the less of it."]
-    notes += [f"{titles[one.dimension]}: {one.not_ranked}" for one in board.boards[1:] if one.not_ranked]
-    notes += [
-        f"{titles[one.dimension]}: {one.grouped} Each group is rated by itself."
-        for one in board.boards[1:]
-        if one.grouped
+    boards = board.boards[1:]
+    own = [
+        {row.model: _share(row.win_rate) if one.not_ranked else _points(row.rating) for row in one.rows}
+        for one in boards
     ]
-    parts = on_one_scale(board.boards)
-    for number, models in enumerate(parts, 1):
-        yield Section(
-            "dimensions" if number == 1 else f"dimensions-{number}",
-            "By dimension" if len(parts) == 1 else f"By dimension, part {number} of {len(parts)}",
-            (
-                ("by dimension", *(titles[dimension] for dimension in own)),
-                *((model, *(cells[model] for cells in own.values())) for model in models),
-            ),
-            notes=tuple(notes) if number == len(parts) else (),
-            caption="Bradley-Terry rating; where there are no finite ratings, the share of battles won",
-            level=2 if number == 1 else 3,
-        )
+    head = ("by dimension", *(titles[one.dimension] for one in boards))
+    rows = ((row.model, *(cells[row.model] for cells in own)) for row in board.boards[0].rows)
+    return Section(
+        "dimensions",
+        "By dimension",
+        (head, *rows),
+        notes=(
+            "Redundancy: the higher the rating, the less of it.",
+            *(f"{titles[one.dimension]}: {one.not_ranked}" for one in boards if one.not_ranked),
+        ),
+        caption="Bradley-Terry rating; where there are no finite ratings, the share of battles won",
+    )
 
 
 def _models(board: Leaderboard) -> Iterator[Section]:
@@ -219,21 +171,17 @@ def _models(board: Leaderboard) -> Iterator[Section]:
     total = f"Asked: {calls:,} calls, {tokens:,} tokens, US$ {usd:.2f}."
     yield Section("models", "Models", lead=(total,))
     head = ("model", "at its server", "answers", "without an answer", "words", "judged", "unusable judgements")
-    rows = [(*head, "calls", "asked again", "tokens in", "tokens out", "US $")]
+    rows: list[tuple[str, ...]] = [(*head, "calls", "asked again", "tokens in", "tokens out", "US $")]
     for target in board.targets:
-        cost = ("–",) * 5
-        if spent := board.spent.get(target.model):
-            tokens_of = (f"{spent.tokens_in:,}", f"{spent.tokens_out:,}", f"{spent.usd:.2f}")
-            cost = (f"{spent.calls:,}", f"{spent.repaired:,}", *tokens_of)
         missing = ", ".join(f"{count} {reason}" for reason, count in target.unanswered.items()) or NOTHING
-        answers = (
-            f"{target.answered:,}",
-            missing,
-            f"{target.words:.0f}",
-            f"{target.as_judge:,}",
-            f"{target.unjudged:,}",
+        counts = (f"{target.as_judge:,}", f"{target.unjudged:,}")
+        spent = board.spent.get(target.model, Spent())
+        cost = (
+            *(f"{n:,}" for n in (spent.calls, spent.repaired, spent.tokens_in, spent.tokens_out)),
+            f"{spent.usd:.2f}",
         )
-        rows.append((target.model, target.called, *answers, *cost))
+        answers = (f"{target.answered:,}", missing, f"{target.words:.0f}")
+        rows.append((target.model, target.called, *answers, *counts, *cost))
     caption = "In all sessions together; what came out of the store of calls is not in it"
     yield Section("asked", "Calls by model", tuple(rows), caption=caption, level=3, detail=True)
 
@@ -251,15 +199,13 @@ def _judges(board: Leaderboard) -> Iterator[Section]:
     if board.consistent:
         same, both = board.consistent
         lines.append(f"Judged in both orders, {_share(same)} of {both:,} battles had the same outcome.")
-    if board.both:
-        lines.append(f"Ties: {', '.join(f'{count} {kind}' for kind, count in board.both.items())}.")
     if not board.bias:
         lines.append("The panel's bias was not studied: set bias = true in [arena].")
     yield Section("judges", "Judges", lead=tuple(lines))
     if board.bias:
         yield _bias(board.bias)
         models = [row.model for row in board.board("overall").rows]
-        yield from (replace(one, level=3, detail=True) for one in contrast_sections(board.contrasts, models))
+        yield from (replace(contrast_section(one, models), level=3, detail=True) for one in board.contrasts)
         sizes = (
             (str(one.size), f"{one.panels:,}", f"{one.ndcg:.3f}", f"{one.chance:.3f}", figure(one.tau, ".2f"))
             for one in board.bias.sizes
@@ -273,7 +219,7 @@ def _judges(board: Leaderboard) -> Iterator[Section]:
 
 def _bias(bias: BiasReport) -> Section:
     head = ("reference", "judgements", "NDCG", "by chance", "τ", "own lift", "NDCG, joint vote", "τ, joint vote")
-    rows = [(*head, "first wins", "favour themselves")]
+    rows = [(*head, "favour themselves")]
     for one in bias.settings:
         guilty = [
             f"{case.judge} ({100 * case.lift:+.0f} [{100 * (case.low or 0):+.0f}, {100 * (case.high or 0):+.0f}])"
@@ -286,7 +232,7 @@ def _bias(bias: BiasReport) -> Section:
             figure(one.tau, ".2f"),
             figure(one.own_lift, "+.1f", times=100),
         )
-        joint = (f"{one.joint:.3f}", figure(one.joint_tau, ".2f"), _share(one.first_wins))
+        joint = (f"{one.joint:.3f}", figure(one.joint_tau, ".2f"))
         rows.append((SETTING_WORDS[one.setting], f"{one.battles:,}", *numbers, *joint, ", ".join(guilty) or "nobody"))
     return Section(
         "bias",
@@ -303,13 +249,10 @@ def human_sections(humans: HumanAgreement) -> Iterator[Section]:
     even = f"; {humans.even} more on which votes were even" if humans.even else ""
     people = humans.people
     rows = [
-        ("who", "agree", "agree where neither ties", "κ"),
-        ("panel and people", _percent(humans.accuracy), _percent(humans.decided), _points(humans.kappa, ".2f")),
-        ("people among themselves (Fleiss)", _share(people.observed), "", _points(people, ".2f")),
-        *(
-            (f"{judge} and people", _percent(humans.accuracies.get(judge)), "", _points(one, ".2f"))
-            for judge, one in humans.judges.items()
-        ),
+        ("who", "agree", "κ"),
+        ("panel and people", _percent(humans.accuracy), _points(humans.kappa, ".2f")),
+        ("people among themselves (Fleiss)", _share(people.observed), _points(people, ".2f")),
+        *((f"{one.judge} and people", _percent(one.accuracy), _points(one.kappa, ".2f")) for one in humans.judges),
     ]
     caption = f"{humans.battles} battles that both judged{even}"
     yield Section("people", "Panel and people", tuple(rows), caption=caption, level=3)
@@ -329,41 +272,30 @@ def human_sections(humans: HumanAgreement) -> Iterator[Section]:
             "People, and smaller panels",
             (("judges", "panels", "battles", "agree", "κ"), *panels),
             notes=("Published (MemeArena, 50 battles): 64, 60, 62 and 68 % for one to four.",),
-            caption="Share of votes that are the people's, even votes being ties; of at most 1,000 panels a size",
+            caption="Share of votes that are the people's, even votes being ties",
             level=3,
             detail=True,
         )
 
 
 def _arena(board: Leaderboard) -> Section:
-    manifest, settings = board.manifest, board.manifest.settings
-    pairing = (
-        f"{settings.answers_per_task} of {len(settings.targets)} a question, all pairs"
-        if settings.pairing == "coverage"
-        else f"each against {settings.anchor}"
-    )
-    judged = f"{settings.judges_per_battle}{', in both orders' if settings.swapped else ''}"
-    judged += ", one battle by their majority" if settings.vote == "majority" else ""
-    judged += ", after an answer of their own" if settings.judge_answers else ""
-    far = f"; far better counts {settings.far:g}" if settings.levels == 5 and settings.far != 1 else ""
-    merged = f": {board.merged:,} answers merged" if board.merged else ""
-    merged += f", {board.unmerged:,} not" if board.unmerged else ""
+    manifest = board.manifest
     left_out = sum(board.left_out.values()) + len(manifest.without_picture)
     references = (f"{SETTING_WORDS[Setting(name)]} {n:,}" for name, n in board.references.items())
-    facts: Mapping[str, str] = {
-        "panel": ", ".join(settings.judges),
-        "controller": settings.controller,
-        "pairing": pairing,
-        "judges a battle": judged,
-        "verdicts": f"{settings.levels} levels{far}",
-        "guideline": f"{settings.guideline}{merged}",
+    settings = manifest.settings.model_dump(mode="json", exclude={"criteria", "targets"})
+    facts = {
+        **{name.replace("_", " "): _words(value) for name, value in settings.items()},
         "battles by reference": ", ".join(references),
+        "answers not merged": f"{board.unmerged:,}",
         "memes left out": ", ".join([str(left_out), *(f"{n} {reason}" for reason, n in board.left_out.items())]),
         "seed": str(manifest.seed),
-        "sessions": str(manifest.interruptions + 1),
         "software": f"{manifest.software} {manifest.commit[:12]}",
     }
     return Section("arena", "The arena", (("arena", manifest.name), *facts.items()), words=True, detail=True)
+
+
+def _words(value: object) -> str:
+    return ", ".join(value) if isinstance(value, list) else NOTHING if value is None else str(value)
 
 
 def _points(one: Estimate | Kappa | None, form: str = ".0f") -> str:
@@ -385,11 +317,10 @@ def _in_language(target: Target) -> str:
     one = target.in_language
     if one is None or one.share is None:
         return NOTHING
-    others = "".join(f", {count} {language}" for language, count in one.others.items())
-    return f"{_share(one.share)} of {one.told:,}{others}"
+    return f"{_share(one.share)} of {one.told:,}"
 
 
-def _place(row: BoardRow, number: int | None) -> str:
+def _place(row: BoardRow, number: int) -> str:
     if row.first is None or row.last is None:
-        return NOTHING if row.rating is None or number is None else str(number)
+        return NOTHING if row.rating is None else str(number)
     return str(row.first) if row.first == row.last else f"{row.first}–{row.last}"

@@ -1,9 +1,14 @@
-"""Two arenas beside each other: how far they rank the models of both alike, such as under another judge or baseline."""
+"""Arenas beside each other.
+
+Two of them may rank the models of both differently, such as under another judge or baseline. Repeats of one with other
+seeds give the mean and spread of ratings, and which places hold in every repeat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +17,17 @@ from court.errors import BadRequest
 from eval.arena.agreement import noise_in
 from eval.arena.boards import table_of
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.ranking.battles import MIDDLE, SCALE, Battles, Floats, wins_by
+from eval.arena.leaderboard import Leaderboard
+from eval.arena.ranking.battles import MIDDLE, Battles, Floats, wins_by
 from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
-from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.ranking.bradley_terry import finite_ratings
+from eval.arena.run import Ask
 from eval.arena.words import OVERALL
+from eval.reports.repeats import Repeats, over_repeats, repeats_section
 from eval.reports.sections import Section
 from eval.scores.measure import Figure, figure, interval
-from eval.session.directory import differing
+from eval.session.directory import CALLS, differing
+from eval.session.sampled import repeats_of
 
 _FEWEST = 3
 """Models below which there is no rank correlation."""
@@ -112,8 +121,8 @@ def _read(root: Path) -> tuple[ArenaManifest, Battles, list[str]]:
 def _ratings(won: Floats, common: Sequence[int]) -> Floats:
     """Returns the ratings of some models, float of shape (tables, models), with a quarter of a tied battle a pair."""
     n = int(np.sqrt(won.shape[1]))
-    theta = fit(won.reshape(-1, n, n) + quarter_ties(n))[:, common]
-    return np.asarray(MIDDLE + SCALE * (theta - theta.mean(axis=1, keepdims=True)))
+    found = finite_ratings(won.reshape(-1, n, n))[:, common]
+    return np.asarray(MIDDLE + found - found.mean(axis=1, keepdims=True))
 
 
 def rank_correlation(
@@ -159,3 +168,67 @@ def comparison_section(found: ArenaComparison) -> Section:
             f"They differ in: {'; '.join(found.settings) or 'no setting'}.",
         ),
     )
+
+
+def arena_repeats(ask: Ask, count: int) -> tuple[Ask, ...]:
+    """Plans repeats of an arena, with one shared call cache: identical calls at temperature 0 are made once.
+
+    Raises BadRequest: The folder contains something else.
+    """
+    return tuple(
+        replace(one, name=f"{ask.name}, repeat {number}", calls=ask.calls or ask.out / CALLS)
+        for number, one in enumerate(repeats_of(ask, count, "an arena"), 1)
+    )
+
+
+def repeated_board(boards: Sequence[Leaderboard]) -> Repeats:
+    """Combines the overall boards of repeats, in the order of mean rating, or of win rate if a repeat has no ratings.
+
+    Raises BadRequest: There are fewer than two, or they are of different models or memes.
+    """
+    manifests = [board.manifest for board in boards]
+    repeats = over_repeats(
+        manifests,
+        [
+            {
+                row.model: {"rating": row.rating.value if row.rating else None, "win_rate": row.win_rate}
+                for row in board.board(OVERALL).rows
+            }
+            for board in boards
+        ],
+        [{name: getattr(one, name) for name in ("settings", "models", "memes")} for one in manifests],
+    )
+    by = ordered_by(repeats)
+    # Models without a figure come last; ties are sorted by name.
+    ordered = sorted(repeats.rows, key=lambda model: (-(repeats.rows[model][by].mean or 0.0), model))
+    return replace(repeats, rows={model: repeats.rows[model] for model in ordered})
+
+
+def ordered_by(repeats: Repeats) -> str:
+    """Returns ``rating`` if all repeats have ratings, ``win_rate`` otherwise."""
+    rated = all(value is not None for row in repeats.rows.values() for value in row["rating"].values)
+    return "rating" if rated else "win_rate"
+
+
+def times_ahead(repeats: Repeats) -> Mapping[str, int]:
+    """Counts the repeats in which each model is ahead of the next one."""
+    by, found = ordered_by(repeats), {}
+    for one, other in itertools.pairwise(repeats.rows):
+        pairs = zip(repeats.rows[one][by].values, repeats.rows[other][by].values, strict=True)
+        found[one] = sum(a is not None and b is not None and a > b for a, b in pairs)
+    return found
+
+
+def repeat_section(repeats: Repeats) -> Section:
+    """Builds a table of means, spreads and places."""
+    count, ahead = len(repeats.seeds), times_ahead(repeats)
+    unsure = [f"{one} ahead of {other}" for one, other in itertools.pairwise(repeats.rows) if ahead[one] != count]
+    notes = [
+        "“Ahead” counts the repeats in which a model is ahead of the next.",
+        "Every place holds in all repeats." if not unsure else f"Not in all repeats: {'; '.join(unsure)}.",
+    ]
+    if ordered_by(repeats) != "rating":
+        notes.append("Some repeat has no ratings, so that models stand in the order of the battles won.")
+    columns = {"rating": ("rating", ".0f", 1.0), "win_rate": ("won, %", ".1f", 100.0)}
+    cells = {model: f"{times} of {count}" for model, times in ahead.items()}
+    return repeats_section(repeats, "model", columns, notes=notes, last=("ahead", cells))

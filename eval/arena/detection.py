@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.boards import table_of
 from eval.arena.compare import rank_correlation
-from eval.arena.events import (
-    Detected,
-    DifficultyNotRated,
-    DifficultyRated,
-    Event,
-    FusionRound,
-    NotDetected,
-    TaskFormulated,
-)
+from eval.arena.events import Detected, DifficultyRated, Event, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats
-from eval.arena.speakers import FixedQuestion, Speaker
+from eval.arena.speakers import Speaker, guidelines_of
 from eval.arena.words import OVERALL
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
@@ -48,26 +41,29 @@ async def rate_difficulty(
     events = folder.events()
     tasks = {(event.meme, event.task): event for event in events if isinstance(event, TaskFormulated)}
     folder.require_memes((meme for meme, _ in tasks), memes)
-    rated = {
-        (e.meme, e.task)
-        for e in events
-        if isinstance(e, DifficultyRated | DifficultyNotRated) and e.annotator == annotator.name
-    }
-    # The last round of each task comes last: it is the guideline that judges were shown.
-    guidelines = {
-        (e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in events if isinstance(e, FusionRound)
-    }
+    asked = [e for e in events if isinstance(e, DifficultyRated) and e.annotator == annotator.name]
+    silent = [e for e in _silent(events, "difficulty") if e.model == annotator.name]
+    rated = {(e.meme, e.task) for e in (*asked, *silent)}
+    guidelines = guidelines_of(events)
 
     async def one(task: TaskFormulated) -> Event:
         speaker = Speaker(annotator, memes[task.meme], 0)
         reply = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get((task.meme, task.task))))
-        about = {"meme": task.meme, "task": task.task, "annotator": annotator.name}
+        about: dict[str, Any] = {"meme": task.meme, "task": task.task}
         if isinstance(reply, str):
-            return DifficultyNotRated.model_validate({**about, "reason": reply})
+            return NoReply(**about, to="difficulty", model=annotator.name, reason=reply)
         found, call = reply
-        return DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})
+        return DifficultyRated(**about, annotator=annotator.name, **found.model_dump(), call=call)
 
     await folder.ask_remaining(tasks, one, rated, concurrency=concurrency, progress=progress)
+
+
+_CLASSES = {True: 1, False: 0, None: 2}
+_MACRO: Mapping[str, Any] = {"labels": [0, 1], "average": "macro", "zero_division": 0.0}
+
+
+def _silent(events: Sequence[Event], to: str) -> list[NoReply]:
+    return [event for event in events if isinstance(event, NoReply) and event.to == to]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +105,14 @@ async def detect(
 
     Raises BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
     """
-    answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
+    answered = _labels(folder.events())
     pairs = {(meme.id, model.name): (meme, model) for meme in memes for model in models.values()}
 
     async def one(item: tuple[ShownMeme, MeteredModel]) -> Event:
         meme, model = item
         found = await reply_or_reason(Speaker(model, meme, 0).detect())
         if isinstance(found, str):
-            return NotDetected(meme=meme.id, target=model.name, reason=found)
+            return NoReply(meme=meme.id, to="label", model=model.name, reason=found)
         return Detected(meme=meme.id, target=model.name, harmful=found[0], call=found[1])
 
     await folder.ask_remaining(pairs, one, answered, concurrency=concurrency, progress=progress)
@@ -129,21 +125,24 @@ def detection_report(
 
     Raises BadRequest: No model has been asked for labels yet.
     """
-    found = {(e.meme, e.target): e for e in events if isinstance(e, Detected | NotDetected)}
+    # Imported here, as it is slow to import.
+    from sklearn.metrics import f1_score
+
+    found = _labels(events)
     if not found:
         raise BadRequest("No target of this arena was asked for labels yet.", reason="ARENA_EMPTY")
     memes = {meme for meme, _ in found}
     gold = {meme.id: meme.harmful for meme in manifest.memes if meme.id in memes}
     draws = ResampledMeans(gold, resamples, seed)
     fought = _scores_of(manifest, events, gold)
+    truth = [_CLASSES[harmful] for harmful in gold.values()]
     rows: list[DetectionRow] = []
     pairs: list[tuple[float, float]] = []
     drawn_pairs: list[tuple[Floats, Floats]] = []
     for name in manifest.settings.targets:
-        own = {meme: event for (meme, target), event in found.items() if target == name and meme in gold}
-        if own.keys() != gold.keys():
+        labels = {meme: label for (meme, target), label in found.items() if target == name and meme in gold}
+        if labels.keys() != gold.keys():
             continue  # labelling was interrupted before this model had labelled every meme
-        labels = {meme: event.harmful if isinstance(event, Detected) else None for meme, event in own.items()}
         # Compared by identity: a missing label is None, which matches neither class.
         accuracy, drawn = draws.of([(meme, float(label is gold[meme])) for meme, label in labels.items()])
         win_rate = None
@@ -158,7 +157,8 @@ def detection_report(
                 labelled=sum(label is not None for label in labels.values()),
                 unlabelled=sum(label is None for label in labels.values()),
                 accuracy=share_figure(accuracy, drawn, len(gold)),
-                macro_f1=float(np.mean([_f1(gold, labels, of) for of in (True, False)])),
+                # A missing label is a class of its own, whose F1 is not in the mean.
+                macro_f1=float(f1_score(truth, [_CLASSES[labels[meme]] for meme in gold], **_MACRO)),
                 win_rate=win_rate,
             )
         )
@@ -171,6 +171,12 @@ def detection_report(
         rows=tuple(sorted(rows, key=lambda row: -row.accuracy.value)),
         spearman=rank_correlation(pairs, drawn_pairs),
     )
+
+
+def _labels(events: Sequence[Event]) -> dict[tuple[str, str], bool | None]:
+    """Returns whether each target called each meme harmful; None where it gave no usable label."""
+    labels: dict[tuple[str, str], bool | None] = {(e.meme, e.model): None for e in _silent(events, "label")}
+    return labels | {(e.meme, e.target): e.harmful for e in events if isinstance(e, Detected)}
 
 
 def _scores_of(
@@ -188,12 +194,6 @@ def _scores_of(
             found[table.models[left]].append((meme, float(score)))
             found[table.models[right]].append((meme, 1 - float(score)))
     return found
-
-
-def _f1(gold: Mapping[str, bool], labels: Mapping[str, bool | None], of: bool) -> float:
-    right = sum(label is of and gold[meme] is of for meme, label in labels.items())
-    named, there = sum(label is of for label in labels.values()), sum(one is of for one in gold.values())
-    return 2 * right / (named + there) if named + there else 0.0
 
 
 def detection_sections(report: DetectionReport) -> list[Section]:

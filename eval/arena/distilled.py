@@ -16,8 +16,8 @@ from court.prompts import Fence
 from eval.arena.compare import correlation
 from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
 from eval.arena.procedure import reply_or_reason
-from eval.arena.ranking.battles import Floats, battles, rated, wins
-from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.ranking.battles import Floats, battles, wins
+from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.speakers import judging, parse_verdicts, prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
@@ -52,7 +52,6 @@ class JudgeCheck:
     spearman: float | None
     first_share: float | None
     """Share of its decided comparisons that the answer shown first won; None if it decided none."""
-    consistent: float | None
     own_lift: Figure | None
     """Mean score that it gives answers of its own family, minus the teacher's on the same comparisons; None if it has
     no family or judged no such battle."""
@@ -170,11 +169,6 @@ def _check(
     # Over all its comparisons, even if the teacher did not judge them in this order: measuring position bias needs no
     # teacher.
     decided = [score for score in scores.values() if score != 0.5]
-    turned = [
-        float(score == 1 - scores[meme, task, b, a])
-        for (meme, task, a, b), score in scores.items()
-        if a < b and (meme, task, b, a) in scores
-    ]
     places = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
     # The student's ratings use only comparisons that the teacher judged, so that both rest on the same battles.
     mine, theirs = _ratings(manifest.targets, {key: scores[key] for key in both}), _ratings(manifest.targets, taught)
@@ -187,7 +181,6 @@ def _check(
         rmse=float(np.sqrt(np.mean((mine - theirs)[places] ** 2))) if both else None,
         spearman=correlation(mine, theirs),
         first_share=float(np.mean(decided)) if decided else None,
-        consistent=float(np.mean(turned)) if turned else None,
         own_lift=mean_of(
             [
                 (key[0], sign * (scores[key] - taught[key]))
@@ -202,12 +195,8 @@ def _check(
 
 
 def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Floats:
-    """Computes Bradley-Terry ratings, float of shape (models,), with a mean of 1000.
-
-    A quarter of a tied battle is added for each pair, as a model may be undefeated over few memes.
-    """
-    table = battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])
-    return rated(fit(wins(table) + quarter_ties(len(models))), None)
+    """Computes ratings, float of shape (models,); a model may be undefeated over few memes."""
+    return finite_ratings(wins(battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])))
 
 
 def _frames(folder: Path, example: JudgeExample) -> list[str | Frame]:
@@ -223,57 +212,29 @@ def _frame(path: Path) -> Frame:
 
 def distil_sections(report: DistilReport) -> list[Section]:
     """Builds a table of the student and the baselines."""
-    table = (
-        (
-            "judge",
-            "error of ratings, held-out families",
-            "rank correlation",
-            "agreement with the teacher",
-            "κ",
-            "first shown won",
-            "same in both orders",
-            "own family's lift",
-            "unusable",
-            "US$ per 1,000",
-        ),
-        *(
-            (
-                one.judge,
-                figure(one.rmse, ".1f"),
-                figure(one.spearman, ".2f"),
-                _percent(one.agreement),
-                figure(one.kappa.value, ".2f"),
-                "–" if one.first_share is None else f"{100 * one.first_share:.0f} %",
-                "–" if one.consistent is None else f"{100 * one.consistent:.0f} %",
-                figure(one.own_lift, ".2f"),
-                f"{one.unusable:,}",
-                figure(report.usd_per_1000.get(one.judge), ".2f"),
-            )
-            for one in report.checks
-        ),
-    )
+    columns: Mapping[str, Callable[[JudgeCheck], str]] = {
+        "judge": lambda one: one.judge,
+        "error of ratings, held-out families": lambda one: figure(one.rmse, ".1f"),
+        "rank correlation": lambda one: figure(one.spearman, ".2f"),
+        "agreement with the teacher, %": lambda one: figure(one.agreement, ".0f", times=100),
+        "κ": lambda one: figure(one.kappa.value, ".2f"),
+        "first shown won, %": lambda one: figure(one.first_share, ".0f", times=100),
+        "own family's lift": lambda one: figure(one.own_lift, ".2f"),
+        "unusable": lambda one: f"{one.unusable:,}",
+        "US$ per 1,000": lambda one: figure(report.usd_per_1000.get(one.judge), ".2f"),
+    }
     student = report.checks[0]
-    bound = (
-        "It judged nothing."
-        if student.rmse is None
-        else f"{student.judge} is {'within' if student.rmse <= BOUND else 'not within'} the bound of {BOUND:.0f}."
-    )
-    ceiling = (
-        "The teacher did not judge both orders, so that there is no ceiling to hold agreement against."
-        if report.ceiling is None
-        else "The teacher agrees with itself in the other order with κ "
-        f"{figure(report.ceiling.value, '.2f')}: no student can be asked for more."
-    )
+    bound = "It judged nothing."
+    if student.rmse is not None:
+        bound = f"{student.judge} is {'within' if student.rmse <= BOUND else 'not within'} the bound of {BOUND:.0f}."
+    ceiling = "The teacher did not judge both orders, so that there is no ceiling to hold agreement against."
+    if report.ceiling is not None:
+        kappa = figure(report.ceiling.value, ".2f")
+        ceiling = f"The teacher agrees with itself in the other order with κ {kappa}: no student can be asked for more."
     notes = (
         f"On {report.comparisons:,} comparisons about held-out memes, or with a model of a held-out family "
         f"({', '.join(report.held_out)}). Errors are in points of a Bradley-Terry rating. {bound}",
         ceiling,
     )
-    return [Section("distilled", "A judge of one's own beside its teacher", table, notes)]
-
-
-def _percent(share: Figure | None) -> str:
-    if share is None:
-        return "–"
-    # The unit precedes the interval, so that the column is recognised as shares.
-    return f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    rows = (tuple(cell(one) for cell in columns.values()) for one in report.checks)
+    return [Section("distilled", "A judge of one's own beside its teacher", (tuple(columns), *rows), notes)]

@@ -114,12 +114,16 @@ class Answered(_Event):
         return sum(call.tokens_out for call in self.calls)
 
 
-class NotAnswered(_Event):
-    """A target gave no usable answer."""
+class NoReply(_Event):
+    """A model gave no usable reply, so that what it was asked for is missing."""
 
-    kind: Literal["NotAnswered"] = "NotAnswered"
-    task: int
-    target: str
+    kind: Literal["NoReply"] = "NoReply"
+    to: Literal["answer", "merging", "battle", "explanation", "second explanation", "label", "difficulty"]
+    model: str
+    task: int | None = None
+    """None for a label, which is of the meme alone."""
+    about: tuple[str, ...] = ()
+    """Models whose answers it was shown: the drawn one, the two of a battle as shown, or winner and loser."""
     reason: str
 
 
@@ -147,30 +151,13 @@ class FusionRound(_Event):
     call: ReplyCost
 
 
-class FusionFailed(_Event):
-    """An answer could not be merged; the guideline is unchanged."""
-
-    kind: Literal["FusionFailed"] = "FusionFailed"
-    task: int
-    round: int
-    drawn: str
-    judge: str
-    reason: str
-
-
-class Forfeited(_Event):
-    """Only one of two models that were to meet has an answer."""
-
-    kind: Literal["Forfeited"] = "Forfeited"
-    task: int
-    winner: str
-    loser: str
-
-
 Study = Literal["arena", "bias", "rounds"]
 
 
-class _Battle(_Event):
+class Judged(_Event):
+    """A judge compared two answers."""
+
+    kind: Literal["Judged"] = "Judged"
     task: int
     a: str
     """Whose answer was shown first."""
@@ -183,25 +170,12 @@ class _Battle(_Event):
     """What it is for: battles about the judges' bias, or about one round of a conversation, rank nobody."""
     round: int = Field(default=0, ge=0)
     """Round whose answers alone were compared, counted from 1; 0 for the whole conversation."""
-
-
-class Judged(_Battle):
-    """A judge compared two answers."""
-
-    kind: Literal["Judged"] = "Judged"
     verdicts: dict[str, Verdict]
     """By dimension."""
     answer: str = ""
     """The judge's own answer, where it was asked for one first."""
     why: str
     call: ReplyCost
-
-
-class NotJudged(_Battle):
-    """A judge gave no usable reply: this counts neither as a battle nor as a tie."""
-
-    kind: Literal["NotJudged"] = "NotJudged"
-    reason: str
 
 
 class LossExplained(_Event):
@@ -223,18 +197,6 @@ class LossExplained(_Event):
     call: ReplyCost
 
 
-class LossNotExplained(_Event):
-    """A model gave no usable explanation of a loss."""
-
-    kind: Literal["LossNotExplained"] = "LossNotExplained"
-    task: int
-    winner: str
-    loser: str
-    explainer: str
-    second: bool = False
-    reason: str
-
-
 class Detected(_Event):
     """A target labelled the meme as harmful or not, without an explanation."""
 
@@ -242,14 +204,6 @@ class Detected(_Event):
     target: str
     harmful: bool
     call: ReplyCost
-
-
-class NotDetected(_Event):
-    """A target gave no usable label: it counts as wrong, but not as either label."""
-
-    kind: Literal["NotDetected"] = "NotDetected"
-    target: str
-    reason: str
 
 
 class DifficultyRated(_Event):
@@ -270,15 +224,6 @@ class DifficultyRated(_Event):
         return (self.text + self.image + self.reasoning) / 3
 
 
-class DifficultyNotRated(_Event):
-    """A model gave no usable rating of a task's difficulty."""
-
-    kind: Literal["DifficultyNotRated"] = "DifficultyNotRated"
-    task: int
-    annotator: str
-    reason: str
-
-
 class MemeLeftOut(_Event):
     """Event: no question could be made about the meme."""
 
@@ -296,19 +241,13 @@ Event = (
     ContextSimulated
     | TaskFormulated
     | Answered
-    | NotAnswered
+    | NoReply
     | FusionBegun
     | FusionRound
-    | FusionFailed
-    | Forfeited
     | Judged
-    | NotJudged
     | LossExplained
-    | LossNotExplained
     | Detected
-    | NotDetected
     | DifficultyRated
-    | DifficultyNotRated
     | MemeLeftOut
     | MemeDone
 )

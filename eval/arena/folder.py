@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -25,7 +25,6 @@ from eval.session.engine import run_items
 from eval.session.sampled import SampledManifest
 
 I = TypeVar("I")  # noqa: E741
-K = TypeVar("K", bound=Hashable)
 EVENTS = "events.jsonl"
 
 
@@ -130,9 +129,9 @@ class ArenaFolder(SessionFolder[ArenaManifest]):
 
     async def ask_remaining(
         self,
-        items: Mapping[K, I],
+        items: Mapping[Any, I],
         ask: Callable[[I], Awaitable[Event]],
-        done: Container[K],
+        done: Container[object],
         *,
         concurrency: int,
         progress: Callable[[int, int], None],

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.boards import Board, BoardRow, board_of, table_of
-from eval.arena.events import Answered, DifficultyRated, Event, Forfeited, Judged, TaskFormulated
+from eval.arena.boards import BoardRow, board_of, table_of
+from eval.arena.events import Answered, DifficultyRated, Event, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints, wins_by
 from eval.arena.ranking.bootstrap import draw_memes, tails
@@ -210,9 +210,11 @@ class GroupBoard:
     name: str
     tasks: int
     memes: int
-    board: Board
+    battles: int
     not_rated: str
     """Reason why only win rates are shown; empty if there are ratings."""
+    models: tuple[BoardRow, ...]
+    """From the best to the worst, by rating or win rate; without ratings of too few tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +226,14 @@ class BoardsBy:
     ungrouped: int
     test: Interaction | None
     """Test for different rankings in the groups with enough questions; None if fewer than two have enough."""
-    p: float | None
+    p: float | None = None
     """P-value of the test, adjusted for all keys together; None without a test."""
-
-    @property
-    def shown(self) -> bool:
-        """True if groups rank models differently, to statistical significance."""
-        # Corrected for all keys examined, not for this one alone.
-        return self.p is not None and self.p < LEVEL
+    shown: bool = False
+    """True if groups rank models differently, to statistical significance."""
 
 
 def boards_by(
-    manifest: ArenaManifest, events: Sequence[Event], keys: Sequence[str], *, deals: int | None = None
+    manifest: ArenaManifest, events: Sequence[Event], keys: Sequence[str], *, deals: int = DEALS
 ) -> tuple[BoardsBy, ...]:
     """Ranks models in each group of tasks. Raises BadRequest: A key gives no task a group."""
     # A repeated key is tested once: a duplicate test would make the correction stricter.
@@ -244,7 +242,8 @@ def boards_by(
     # Corrected over all keys: among enough groupings, one differs by chance.
     adjusted = holm([one.test.p for one in tested if one.test is not None])
     p_of = {one.key: p for one, p in zip(tested, adjusted, strict=True)}
-    return tuple(replace(one, p=p_of.get(one.key)) for one in found)
+    # Corrected for all keys examined, not for each alone.
+    return tuple(replace(one, p=p_of.get(one.key), shown=p_of.get(one.key, 1.0) < LEVEL) for one in found)
 
 
 def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
@@ -254,37 +253,6 @@ def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
         return ()
     folder = ArenaFolder(root)
     return boards_by(folder.manifest(), folder.events(), keys)
-
-
-def plain_groups(by: BoardsBy) -> dict[str, Any]:
-    """Returns the figures as plain data for other programs."""
-    return {
-        "key": by.key,
-        "p": by.p,
-        "shown": by.shown,
-        "ungrouped": by.ungrouped,
-        "test": asdict(by.test) if by.test else None,
-        "groups": [
-            {
-                "name": group.name,
-                "tasks": group.tasks,
-                "memes": group.memes,
-                "battles": group.board.battles,
-                "not_rated": group.not_rated,
-                "models": [
-                    {
-                        "model": row.model,
-                        # The board also has ratings of groups with too few tasks; they are not exported.
-                        "rating": asdict(row.rating) if row.rating and not group.not_rated else None,
-                        "win_rate": row.win_rate,
-                        "battles": row.battles,
-                    }
-                    for row in group.board.rows
-                ],
-            }
-            for group in by.groups
-        ],
-    }
 
 
 def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dict[Task, str]:
@@ -332,12 +300,12 @@ def _difficulty(value: str) -> str:
     return "hard (6 and more)" if score >= HARD else "easy (below 6)"
 
 
-def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
+def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int) -> BoardsBy:
     if key == EACH_ROUND:
         return _each_round(manifest, events)
     group_of = groups_of(manifest, events, key)
     # Only tasks with a battle that ranks: others would make groups without any figure.
-    fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
+    fought = {(e.meme, e.task) for e in events if _ranks(e)}
     if not group_of.keys() & fought:
         tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
         raise BadRequest(
@@ -348,15 +316,13 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
     parts: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         # Answers are included, as each battle's style is looked up in them.
-        if isinstance(event, Judged | Forfeited | Answered) and (event.meme, event.task) in group_of:
+        if isinstance(event, Judged | Answered) and (event.meme, event.task) in group_of:
             parts[group_of[event.meme, event.task]].append(event)
-    groups = tuple(
-        _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
-    )
+    groups = tuple(_group(manifest, name, part) for name, part in sorted(parts.items()) if any(map(_ranks, part)))
     # Groups that are too small for ratings are also left out of the test.
     names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
     test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
-    return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
+    return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test)
 
 
 def _each_round(manifest: ArenaManifest, events: Sequence[Event]) -> BoardsBy:
@@ -369,26 +335,24 @@ def _each_round(manifest: ArenaManifest, events: Sequence[Event]) -> BoardsBy:
     if not rounds:
         raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
     groups = tuple(_group(manifest, str(number), [*answered, *rounds[number]]) for number in sorted(rounds))
-    return BoardsBy(key=EACH_ROUND, groups=groups, ungrouped=0, test=None, p=None)
+    return BoardsBy(key=EACH_ROUND, groups=groups, ungrouped=0, test=None)
 
 
-def _ranks(event: Event, manifest: ArenaManifest) -> bool:
-    if isinstance(event, Forfeited):
-        # Forfeits rank only if the settings count them as losses.
-        return manifest.settings.forfeits == "lose"
+def _ranks(event: Event) -> TypeGuard[Judged]:
     # The bias study repeats the same battles under each setting: they would count several times.
     return isinstance(event, Judged) and event.study == "arena"
 
 
 def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> GroupBoard:
-    tasks = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
+    tasks = {(e.meme, e.task) for e in events if _ranks(e)}
     board = board_of(manifest, events, OVERALL)
-    # A group that can't be ranked on one scale has no ratings either, and its own reason.
-    why = board.not_ranked or board.grouped
+    why = board.not_ranked
     if len(tasks) < LEAST_TASKS:
         # Takes precedence over the board's reason, which may vanish with more questions.
         why = f"{len(tasks)} questions are too few for ratings: {LEAST_TASKS} are wanted."
-    return GroupBoard(name, len(tasks), len({meme for meme, _ in tasks}), board=board, not_rated=why)
+    rows = tuple(replace(row, rating=None) for row in board.rows) if why else board.rows
+    memes = len({meme for meme, _ in tasks})
+    return GroupBoard(name, len(tasks), memes, board.battles, not_rated=why, models=rows)
 
 
 def _test(
@@ -396,30 +360,23 @@ def _test(
     events: Sequence[Event],
     group_of: Mapping[Task, str],
     names: Sequence[str],
-    deals: int | None,
+    deals: int,
 ) -> Interaction:
     # The same filter as for the boards, so that the test covers what they show.
-    inside = [
-        e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
-    ]
+    inside = [e for e in events if isinstance(e, Judged | Answered) and group_of.get((e.meme, e.task)) in names]
     table, _, tasks = table_of(manifest, inside, OVERALL)
     # The test permutes tasks, not battles: battles about one task are not independent.
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
     group = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)
-    more = {} if deals is None else {"deals": deals}
-    return interaction(table, unit, group, names, seed=manifest.seed, **more)
+    return interaction(table, unit, group, names, deals=deals, seed=manifest.seed)
 
 
-def group_sections(found: Sequence[BoardsBy], models: Sequence[str]) -> list[Section]:
-    """Builds a table for each key, with models as rows and groups as columns."""
-    return [_section(one, models) for one in found]
-
-
-def _section(by: BoardsBy, models: Sequence[str]) -> Section:
+def group_section(by: BoardsBy, models: Sequence[str]) -> Section:
+    """Builds the table of a key, with models as rows and groups as columns."""
     header = ("model", *(f"{group.name} ({group.tasks:,})" for group in by.groups))
     rows = [
-        (model, *(_cell(group, next(row for row in group.board.rows if row.model == model)) for group in by.groups))
+        (model, *(_cell(next(row for row in group.models if row.model == model)) for group in by.groups))
         for model in models
     ]
     notes = [
@@ -453,9 +410,9 @@ def _test_words(by: BoardsBy) -> list[str]:
     ]
 
 
-def _cell(group: GroupBoard, row: BoardRow) -> str:
-    if group.not_rated or row.rating is None:
-        return "–" if row.win_rate is None else f"{100 * row.win_rate:.0f} %"
+def _cell(row: BoardRow) -> str:
     one = row.rating
+    if one is None:
+        return "–" if row.win_rate is None else f"{100 * row.win_rate:.0f} %"
     span = "" if one.low is None or one.high is None else f" [{one.low:.0f}, {one.high:.0f}]"
     return f"{one.value:.0f}{span}"

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.errors import BadRequest
 from court.meme import Frame
 from court.prompts import Fence
-from eval.arena.events import Answered, ArenaValue, Event, FusionBegun, FusionRound, Judged, TaskFormulated
+from eval.arena.events import Answered, ArenaValue, Event, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.speakers import FixedQuestion, Scene, prompt_of
+from eval.arena.speakers import Scene, answers_of, guidelines_of, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
 from eval.models.samples import ShownMeme
 from eval.session.directory import replace_lines
@@ -196,25 +196,10 @@ class _Writer:
         self._memes = memes
         self._prompt = prompt_of("judge")
         self.pictures: dict[str, bytes] = {}
-        self._answers: dict[tuple[str, int, str], FixedQuestion] = {}
-        self._words: dict[tuple[str, int, str], int] = {}
-        self._rounds: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._guidelines: dict[tuple[str, int], FixedQuestion] = {}
-        begun: dict[tuple[str, int], str] = {}
-        for event in events:
-            if isinstance(event, Answered):
-                self._answers[event.meme, event.task, event.target] = FixedQuestion(event.background, event.reasoning)
-                self._words[event.meme, event.task, event.target] = event.style.words
-            elif isinstance(event, TaskFormulated):
-                self._rounds[event.meme, event.task] = event.rounds
-            elif isinstance(event, FusionBegun):
-                begun[event.meme, event.task] = event.judge
-            elif isinstance(event, FusionRound):
-                # Rounds are in order; judges were shown the last one's text.
-                self._guidelines[event.meme, event.task] = FixedQuestion(event.background, (event.reasoning,))
-        # If no round of a question's fusion succeeded, its guideline is the answer that the fusion started from.
-        for (meme, task), judge in begun.items():
-            self._guidelines.setdefault((meme, task), self._answers[meme, task, judge])
+        self._answers, self._guidelines = answers_of(events), guidelines_of(events)
+        self._rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
+        answered = (event for event in events if isinstance(event, Answered))
+        self._words = {(e.meme, e.task, e.target): e.style.words for e in answered}
 
     def example(self, event: Judged, *, mirrored: bool, with_reasons: bool) -> JudgeExample | str:
         """Returns the example of a judgement, or the reason why there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,18 +17,14 @@ from eval.arena.boards import Board, board_of
 from eval.arena.events import (
     Answered,
     Event,
-    Forfeited,
-    FusionFailed,
-    FusionRound,
     Judged,
     MemeDone,
     MemeLeftOut,
-    NotAnswered,
-    NotJudged,
+    NoReply,
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
-from eval.arena.words import OVERALL, Verdict
+from eval.arena.words import OVERALL
 from eval.datasets.read import shared_detector
 
 FEWEST_LETTERS = 20
@@ -49,12 +45,10 @@ class LanguageShare:
     """Languages of a model's answers to questions that ask for a language."""
 
     told: int
+    """Number of answers whose language could be detected."""
     right: int
-    short: int
-    undetected: int
-    """Number of answers whose language could not be detected, or whose question asks for a language that the detector
-    does not know."""
-    others: dict[str, int]
+    unknown: int
+    """Number of answers that are too short, or whose question asks for a language that the detector does not know."""
 
     @property
     def share(self) -> float | None:
@@ -62,57 +56,33 @@ class LanguageShare:
         return self.right / self.told if self.told else None
 
 
-def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
+def answer_languages(events: Sequence[Event]) -> dict[str, LanguageShare]:
     """Detects the languages of answers, by model; leaves out models that were never asked for a language.
 
     Each round's answer counts separately: each is requested in that language.
 
     Raises NotLoaded: A question asks for a language, and py3langid is not installed.
     """
-    languages: dict[tuple[str, int], str] = {}
-    answers: list[Answered] = []
+    wanted = {(e.meme, e.task): e.language for e in events if isinstance(e, TaskFormulated) and e.language}
+    found: dict[str, list[bool | None]] = defaultdict(list)
     for event in events:
-        if isinstance(event, TaskFormulated) and event.language:
-            languages[event.meme, event.task] = event.language
-        elif isinstance(event, Answered):
-            answers.append(event)
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    others: dict[str, Counter[str]] = defaultdict(Counter)
-    # Only after the whole record is read: several memes are in progress at once.
-    for answer in answers:
-        if (wanted := languages.get((answer.meme, answer.task))) is None:
-            continue
-        # Each round separately: a model may switch languages between rounds.
-        for text in answer.reasoning:
-            outcome, found = _outcome(text, wanted)
-            counts[answer.target][outcome] += 1
-            if outcome == "wrong":
-                others[answer.target][found] += 1
+        if isinstance(event, Answered) and (language := wanted.get((event.meme, event.task))):
+            found[event.target] += [_is_in(text, language) for text in event.reasoning]
     return {
-        target: LanguageShare(
-            told=count["right"] + count["wrong"],
-            right=count["right"],
-            short=count["short"],
-            undetected=count["undetected"],
-            others=dict(others[target].most_common()),
-        )
-        for target, count in counts.items()
+        target: LanguageShare(len(told) - told.count(None), told.count(True), told.count(None))
+        for target, told in found.items()
     }
 
 
-def _outcome(text: str, wanted: str) -> tuple[str, str]:
-    """Returns ``right``, ``wrong``, ``short`` or ``undetected``, and the detected language."""
+def _is_in(text: str, tag: str) -> bool | None:
+    """True if a text is in the language of a tag; None if there is no telling."""
     if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
-        return "short", ""
-    detector = shared_detector()
-    language = _plain(wanted)
+        return None
+    detector, language = shared_detector(), _plain(tag)
     # The detector only names languages that it knows, so every answer in another one would count as wrong.
-    if language not in {_plain(one) for one in detector.languages}:
-        return "undetected", ""
-    found = detector.language_of(text)
-    if not found:
-        return "undetected", ""
-    return "right" if _plain(found) == language else "wrong", found
+    if language not in map(_plain, detector.languages) or not (found := detector.language_of(text)):
+        return None
+    return _plain(found) == language
 
 
 def _plain(tag: str) -> str:
@@ -147,22 +117,17 @@ class Leaderboard:
     memes: int
     left_out: dict[str, int]
     tasks: int
-    forfeits: int
-    """Number of battles that did not take place because an answer was missing."""
     unmerged: int
-    merged: int
+    """Number of answers that could not be merged into their guideline."""
     first_wins: tuple[float, int]
     """Share of decided battles won by the answer shown first, and the number of decided battles."""
     consistent: tuple[float, int] | None
-    both: dict[str, int]
     references: dict[str, int]
     """Number of battles judged with each reference; a battle has none if no judge had an answer to start a guideline
     from."""
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
-    other_vote: Board | None = None
-    """Overall board by the other way of counting several judgements of a battle; None if each battle has one judge."""
     contrasts: tuple[SettingContrast, ...] = ()
     """Ratings under each setting of the bias study minus those under the first; empty without the study."""
 
@@ -192,9 +157,6 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     # Ties say nothing about a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
     both = judged_in_both_orders(fought, OVERALL)
-    named = {Verdict.BOTH_GOOD: "both good", Verdict.BOTH_BAD: "both bad"}
-    overall = [event.verdicts[OVERALL] for event in fought]
-    ties = Counter(named.get(verdict, "even") for verdict in overall if verdict.score == 0.5)
     settings = manifest.settings
     return Leaderboard(
         manifest=manifest,
@@ -204,22 +166,15 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         memes=sum(isinstance(event, MemeDone) for event in events),
         left_out=dict(Counter(event.reason for event in events if isinstance(event, MemeLeftOut))),
         tasks=sum(isinstance(event, TaskFormulated) for event in events),
-        forfeits=sum(isinstance(event, Forfeited) for event in events),
-        unmerged=sum(isinstance(event, FusionFailed) for event in events),
-        merged=sum(isinstance(event, FusionRound) for event in events),
+        unmerged=sum(isinstance(event, NoReply) and event.to == "merging" for event in events),
         # 0.5 without a decided battle: no preference either way.
         first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
         consistent=(float(np.mean([one == other for one, other in both])), len(both)) if both else None,
-        both=dict(ties),
         references=dict(Counter(str(event.setting) for event in fought)),
         spent=folder.spent(),
         # Given all events: it selects its own battles.
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
         humans=human_agreement(events, humans) if humans else None,
-        # With one judge per battle, both ways of counting give the same board.
-        other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
-        if settings.judges_per_battle > 1
-        else None,
         contrasts=contrasts(
             events,
             settings.targets,
@@ -237,8 +192,8 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
             answers[event.target].append(event)
     # Includes the bias study: these count all calls to a model as a judge.
     judged = Counter(event.judge for event in events if isinstance(event, Judged))
-    unjudged = Counter(event.judge for event in events if isinstance(event, NotJudged))
-    missing = [event for event in events if isinstance(event, NotAnswered)]
+    missing = [event for event in events if isinstance(event, NoReply)]
+    unjudged = Counter(event.model for event in missing if event.to == "battle")
     languages = answer_languages(events)
     rows = []
     for name in manifest.settings.targets:
@@ -249,7 +204,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
                 called=entry.model,
                 family=entry.family,
                 answered=len(own),
-                unanswered=dict(Counter(event.reason for event in missing if event.target == name)),
+                unanswered=dict(Counter(e.reason for e in missing if e.to == "answer" and e.model == name)),
                 words=float(np.mean([one.style.words for one in own])) if own else 0.0,
                 tokens=float(np.mean([one.tokens_out for one in own])) if own else 0.0,
                 as_judge=judged[name],

@@ -6,14 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any, Literal
 
 from eval.arena.agreement import battle_key, joint_scores
-from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
+from eval.arena.events import Event, Judged, LossExplained, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.procedure import reply_or_reason
-from eval.arena.speakers import FixedQuestion, Speaker
+from eval.arena.speakers import FixedQuestion, Speaker, answers_of
 from eval.arena.words import OVERALL, LossError
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
@@ -24,6 +23,7 @@ from serving.docket.review.agreement import Kappa, cohen
 
 SECOND = 0.1
 """Share of losses on which another model is heard too."""
+_SECOND: Literal["second explanation"] = "second explanation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,6 @@ class LossReport:
     """Reasons of all explained losses."""
 
     models: tuple[LossShares, ...]
-    by_verdicts: float
     unexplained: int
     aspects: Kappa
     errors: Kappa
@@ -132,14 +131,14 @@ async def explain_losses(
     """
     folder.require_memes((loss.meme for loss in losses), memes, "the lost battles")
     events = folder.events()
-    explained = {
-        (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
+    asked = {
+        (e.meme, e.task, e.winner, e.loser, e.explainer, e.second) for e in events if isinstance(e, LossExplained)
+    } | {
+        (e.meme, e.task, *e.about, e.model, e.to == _SECOND)
         for e in events
-        if isinstance(e, LossExplained | LossNotExplained)
+        if isinstance(e, NoReply) and e.to in ("explanation", _SECOND)
     }
-    answers = {
-        (e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in events if isinstance(e, Answered)
-    }
+    answers = answers_of(events)
     rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
     assignments = {
         (loss.meme, loss.task, loss.winner, loss.loser, model.name, is_second): (loss, model, is_second)
@@ -149,7 +148,7 @@ async def explain_losses(
     async def one(item: tuple[Loss, MeteredModel, bool]) -> Event:
         return await _explained(*item, rounds=rounds, answers=answers, meme=memes[item[0].meme])
 
-    await folder.ask_remaining(assignments, one, explained, concurrency=concurrency, progress=progress)
+    await folder.ask_remaining(assignments, one, asked, concurrency=concurrency, progress=progress)
 
 
 def _assignments(
@@ -181,15 +180,8 @@ async def _explained(
     rounds: Mapping[tuple[str, int], tuple[str, ...]],
     answers: Mapping[tuple[str, int, str], FixedQuestion],
     meme: ShownMeme,
-) -> LossExplained | LossNotExplained:
-    about = {
-        "meme": loss.meme,
-        "task": loss.task,
-        "winner": loss.winner,
-        "loser": loss.loser,
-        "explainer": model.name,
-        "second": second,
-    }
+) -> LossExplained | NoReply:
+    about: dict[str, Any] = {"meme": loss.meme, "task": loss.task}
     # The length of parts is irrelevant here: explain sets its own.
     reply = await reply_or_reason(
         Speaker(model, meme, 0).explain(
@@ -201,18 +193,21 @@ async def _explained(
         )
     )
     if isinstance(reply, str):
-        return LossNotExplained.model_validate({**about, "reason": reply})
+        to: Literal["explanation", "second explanation"] = _SECOND if second else "explanation"
+        return NoReply(**about, to=to, model=model.name, about=(loss.winner, loss.loser), reason=reply)
     explanation, call = reply
     several = len(loss.aspects) > 1
-    return LossExplained.model_validate(
-        {
-            **about,
-            "aspect": explanation.aspect if several else loss.aspects[0],
-            "asked": several,
-            "error": explanation.error,
-            "why": explanation.why,
-            "call": call,
-        }
+    return LossExplained(
+        **about,
+        winner=loss.winner,
+        loser=loss.loser,
+        explainer=model.name,
+        second=second,
+        aspect=explanation.aspect if several else loss.aspects[0],
+        asked=several,
+        error=LossError(explanation.error),
+        why=explanation.why,
+        call=call,
     )
 
 
@@ -241,13 +236,12 @@ def loss_report(
                     errors=_shares([(e.meme, e.error) for e in own], tuple(LossError), resamples=resamples, seed=seed),
                 )
             )
-    silent = {(e.meme, e.task, e.winner, e.loser) for e in events if isinstance(e, LossNotExplained) and not e.second}
+    silent = {(e.meme, e.task, *e.about) for e in events if isinstance(e, NoReply) and e.to == "explanation"}
     pairs = [
         (by_battle[key], e) for e in explained if e.second and (key := (e.meme, e.task, e.winner, e.loser)) in by_battle
     ]
     return LossReport(
         models=tuple(models),
-        by_verdicts=float(np.mean([not event.asked for event in first])),
         # A loss that one explainer failed to explain may have been explained by another later.
         unexplained=len(silent - by_battle.keys()),
         # If the aspect follows from the verdicts, no explainer chose it, so there is nothing to agree on.
@@ -278,8 +272,8 @@ def loss_sections(report: LossReport) -> list[Section]:
         *((one.model, f"{one.n:,}", *_percents(one.errors, LossError)) for one in report.models),
     )
     notes = [
-        f"In per cent of a model's losses that were explained, with 95 % intervals by bootstrap over memes. Of "
-        f"{100 * report.by_verdicts:.0f} % the battle's verdicts tell the aspect; of the others the explainer does."
+        "In per cent of a model's losses that were explained, with 95 % intervals by bootstrap over memes. The aspect "
+        "is that of the battle's verdicts, or the explainer's where these leave it open."
     ]
     if report.unexplained:
         notes.append(f"{report.unexplained:,} losses have no explanation that can be used, and are in no figure.")
@@ -305,12 +299,7 @@ def _percents(shares: Mapping[str, Figure], names: Iterable[str]) -> list[str]:
 
 def _agreement(what: str, kappa: Kappa) -> str:
     losses = "1 loss" if kappa.n == 1 else f"{kappa.n:,} losses"
-    if kappa.n and kappa.value is None:
-        return f"On {losses} two explainers always gave one and the same {what}: there is no κ."
     if kappa.value is None:
-        return (
-            f"Nothing is known of how far two explainers agree on the {what}: no two were asked for that of the same "
-            "loss. --second names another one."
-        )
+        return f"Over {losses} with two explainers (--second) there is no κ for the {what}: nothing differs."
     few = "" if kappa.enough else " (too few to rely on)"
     return f"Two explainers agree on the {what} of {losses} with κ = {kappa.value:.2f}{few}."

@@ -23,16 +23,12 @@ from eval.arena.events import (
     Answered,
     ContextSimulated,
     Event,
-    Forfeited,
     FusionBegun,
-    FusionFailed,
     FusionRound,
     Judged,
     MemeDone,
     MemeLeftOut,
-    NotAnswered,
-    NotJudged,
-    ReplyCost,
+    NoReply,
     Study,
     TaskFormulated,
 )
@@ -43,9 +39,6 @@ from eval.arena.words import Relevance, Setting
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from eval.session.engine import run_items
-
-_MOST = 200_000
-"""Combinations that are listed; beyond, some of them are drawn for each task."""
 
 
 def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[tuple[str, ...]]:
@@ -66,7 +59,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     for _ in range(tasks):
         if not fresh:
             # Sorted before the shuffle, so that the draw does not depend on the order in which targets are listed.
-            fresh = _combinations(sorted(targets), size, rng)
+            fresh = list(itertools.combinations(sorted(targets), size))
             rng.shuffle(fresh)
         # Ties go to the first in shuffled order, so that they are random instead of favouring the front of the
         # alphabet.
@@ -87,17 +80,6 @@ def _often(meeting: tuple[str, ...], met: dict[tuple[str, str], int]) -> tuple[i
     """
     counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
     return sum(count * count for count in counts), sum(counts)
-
-
-def _combinations(targets: Sequence[str], size: int, rng: random.Random) -> list[tuple[str, ...]]:
-    import math
-
-    if math.comb(len(targets), size) <= _MOST:
-        return list(itertools.combinations(targets, size))
-    # Too many to enumerate: a sample is drawn, and another one once it is used up.
-    drawn = {tuple(sorted(rng.sample(list(targets), size))) for _ in range(2000)}
-    # The order of a set of strings differs between processes; the shuffle that follows needs a fixed one.
-    return sorted(drawn)
 
 
 T = TypeVar("T")
@@ -189,92 +171,79 @@ async def reply_or_reason(saying: Awaitable[T]) -> T | str:
         return error.reason
 
 
+@dataclass(frozen=True, slots=True)
 class _Meme:
     """Processing of one meme in the arena."""
 
-    def __init__(
-        self, plan: ArenaPlan, meme: ShownMeme, begin: int, met: Sequence[tuple[str, ...]], folder: ArenaFolder
-    ) -> None:
-        self._plan = plan
-        self._settings = plan.settings
-        self._meme = meme
-        self._begin = begin
-        self._met = met
-        self._folder = folder
+    plan: ArenaPlan
+    meme: ShownMeme
+    begin: int
+    """Number of tasks before its own."""
+    met: Sequence[tuple[str, ...]]
+    folder: ArenaFolder
 
     async def go_through(self) -> None:
         tasks = await reply_or_reason(self._tasks())
         if isinstance(tasks, str):
-            self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
+            self._keep(MemeLeftOut(meme=self.meme.id, reason=tasks))
             return
         await _all(self._run_task(task) for task in tasks)
         # Written last: without it, all of the meme's events are dropped when the arena is resumed.
-        self._keep(MemeDone(meme=self._meme.id))
+        self._keep(MemeDone(meme=self.meme.id))
 
     async def _tasks(self) -> list[TaskFormulated]:
-        if self._plan.fixed_tasks:
+        if self.plan.fixed_tasks:
             return [
                 self._formulated(number, rounds=fixed.rounds, language=fixed.language, tags=fixed.tags)
-                for number, fixed in enumerate(self._plan.fixed_tasks.get(self._meme.id, ()))
+                for number, fixed in enumerate(self.plan.fixed_tasks.get(self.meme.id, ()))
             ]
-        controller = self._speaker(self._settings.controller)
-        profiles, call = await controller.profiles(self._settings.temperature)
+        controller = self._speaker(self.plan.settings.controller)
+        profiles, call = await controller.profiles(self.plan.settings.temperature)
         backgrounds = {str(relevance): profiles.of(relevance) for relevance in Relevance}
-        self._keep(ContextSimulated(meme=self._meme.id, call=call, **backgrounds))
+        self._keep(ContextSimulated(meme=self.meme.id, call=call, **backgrounds))
 
         async def formulate(number: int, relevance: Relevance) -> TaskFormulated:
-            question, call = await controller.question(profiles.of(relevance), self._settings.temperature)
+            question, call = await controller.question(profiles.of(relevance), self.plan.settings.temperature)
             return self._formulated(number, rounds=(question,), relevance=relevance, call=call)
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
     def _formulated(self, number: int, **about: Any) -> TaskFormulated:
         task = TaskFormulated.model_validate(
-            {"relevance": None, "call": None, "meme": self._meme.id, "task": number, **about}
+            {"relevance": None, "call": None, "meme": self.meme.id, "task": number, **about}
         )
         self._keep(task)
         return task
 
     async def _run_task(self, task: TaskFormulated) -> None:
-        targets = self._settings.targets
+        targets = self.plan.settings.targets
         answers = zip(targets, await _all(self._answer(name, task) for name in targets), strict=True)
         there = {name: answer for name, answer in answers if answer is not None}
         guideline = None
-        if self._settings.guideline == "fused" and not self._plan.fixed_tasks:
+        if self.plan.settings.guideline == "fused" and not self.plan.fixed_tasks:
             guideline = await self._fuse(task, there)
-        pairs = self._pairs(task)
-        for one, other in pairs:
-            # If neither answered, neither loses.
-            if (one in there) != (other in there):
-                winner, loser = (one, other) if one in there else (other, one)
-                self._keep(Forfeited(meme=self._meme.id, task=task.task, winner=winner, loser=loser))
         await _all(
             self._fight(task, one, other=other, answers=there, guideline=guideline)
-            for one, other in pairs
+            for one, other in self._pairs(task)
+            # A battle without one of the answers is none: what a model could not say is no evidence of its worth.
             if one in there and other in there
         )
 
     async def _answer(self, name: str, task: TaskFormulated) -> FixedQuestion | None:
         speaker = self._speaker(name)
-        calls: tuple[ReplyCost, ...]
-        forgotten = 0
-        if self._plan.fixed_tasks:
-            limit = self._settings.history_chars
-            spoken = await reply_or_reason(speaker.converse(task.rounds, task.language, limit))
-            if isinstance(spoken, str):
-                self._unanswered(name, task, spoken)
-                return None
-            rounds, calls, forgotten = spoken
-            answer = FixedQuestion("", rounds)
-        else:
-            reply = await reply_or_reason(speaker.answer(task.rounds[0]))
-            if isinstance(reply, str):
-                self._unanswered(name, task, reply)
-                return None
-            answer, calls = FixedQuestion(reply[0].background_knowledge, (reply[0].reasoning,)), (reply[1],)
+        answering = (
+            speaker.converse(task.rounds, task.language, self.plan.settings.history_chars)
+            if self.plan.fixed_tasks
+            else speaker.answer(task.rounds[0])
+        )
+        reply = await reply_or_reason(answering)
+        if isinstance(reply, str):
+            self._keep(NoReply(meme=self.meme.id, task=task.task, to="answer", model=name, reason=reply))
+            return None
+        answer, calls, forgotten = reply
         self._keep(
             Answered(
-                meme=self._meme.id,
+                meme=self.meme.id,
                 task=task.task,
                 target=name,
                 background=answer.background,
@@ -286,58 +255,55 @@ class _Meme:
         )
         return answer
 
-    def _unanswered(self, name: str, task: TaskFormulated, reason: str) -> None:
-        self._keep(NotAnswered(meme=self._meme.id, task=task.task, target=name, reason=reason))
-
     async def _fuse(self, task: TaskFormulated, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
         """Runs Algorithm 1, fusing the panel's views; None if no judge has an answer to start from."""
         # One generator for all draws of a task. Each round draws before its call, so that a failed round leaves
         # later draws unchanged.
         rng = self._random("fusion", task.task)
         # The guideline starts from a judge's own answer; only judges may speak for the panel.
-        able = [name for name in self._settings.judges if name in answers]
+        able = [name for name in self.plan.settings.judges if name in answers]
         if not able:
             return None
         author = rng.choice(able)
         guideline = answers[author]
-        self._keep(FusionBegun(meme=self._meme.id, task=task.task, judge=author))
-        candidates = [name for name in self._settings.targets if name in answers and name != author]
+        self._keep(FusionBegun(meme=self.meme.id, task=task.task, judge=author))
+        candidates = [name for name in self.plan.settings.targets if name in answers and name != author]
         rng.shuffle(candidates)
-        if self._settings.fusion_rounds != "all":
-            candidates = candidates[: self._settings.fusion_rounds]
+        if self.plan.settings.fusion_rounds != "all":
+            candidates = candidates[: self.plan.settings.fusion_rounds]
         for number, drawn in enumerate(candidates, 1):
             # No judge merges its own answer. The order is random, so that a judge with a preference for the first text
             # favours neither.
-            judge = rng.choice([name for name in self._settings.judges if name != drawn])
+            judge = rng.choice([name for name in self.plan.settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
             reply = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
-            about = {"meme": self._meme.id, "task": task.task, "round": number, "drawn": drawn, "judge": judge}
+            about: dict[str, Any] = {"meme": self.meme.id, "task": task.task}
             if isinstance(reply, str):
                 # The guideline stays as it was before this round.
-                self._keep(FusionFailed.model_validate({**about, "reason": reply}))
+                self._keep(NoReply(**about, to="merging", model=judge, about=(drawn,), reason=reply))
                 continue
-            fused, call = reply
-            guideline = FixedQuestion(fused.background_knowledge, (fused.reasoning,))
+            guideline, call = reply
             self._keep(
-                FusionRound.model_validate(
-                    {
-                        **about,
-                        "guideline_first": first,
-                        "background": fused.background_knowledge,
-                        "reasoning": fused.reasoning,
-                        "call": call,
-                    }
+                FusionRound(
+                    **about,
+                    round=number,
+                    drawn=drawn,
+                    judge=judge,
+                    guideline_first=first,
+                    background=guideline.background,
+                    reasoning=guideline.rounds[0],
+                    call=call,
                 )
             )
         return guideline
 
     def _pairs(self, task: TaskFormulated) -> list[tuple[str, str]]:
-        anchor = self._settings.anchor
-        if self._settings.pairing == "baseline":
+        anchor = self.plan.settings.anchor
+        if self.plan.settings.pairing == "baseline":
             assert anchor is not None
-            return [(anchor, name) for name in self._settings.targets if name != anchor]
-        return list(itertools.combinations(self._met[task.task], 2))
+            return [(anchor, name) for name in self.plan.settings.targets if name != anchor]
+        return list(itertools.combinations(self.met[task.task], 2))
 
     async def _fight(
         self,
@@ -349,30 +315,30 @@ class _Meme:
     ) -> None:
         # Keyed by sorted names: the same judges are drawn whichever of the two comes first in the pair.
         rng = self._random("judges", task.task, *sorted((one, other)))
-        judges, wanted = list(self._settings.judges), self._settings.judges_per_battle
-        apart = [] if self._settings.own_case else [name for name in judges if name not in (one, other)]
+        judges, wanted = list(self.plan.settings.judges), self.plan.settings.judges_per_battle
+        apart = [] if self.plan.settings.own_case else [name for name in judges if name not in (one, other)]
         chosen = rng.sample(apart, min(wanted, len(apart)))
         # Only if no other judges are left: in a small panel judges also judge their own battles, so that no battle
         # lacks judges.
         chosen += rng.sample([name for name in judges if name not in apart], wanted - len(chosen))
         written = self._written(task)
-        setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.fixed_tasks and written else Setting.NONE
+        setting = Setting.FUSED if guideline else Setting.HUMAN if self.plan.fixed_tasks and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
         judgements: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen
         ]
         # The index among all tasks, not the order of completion: so the study covers the same tasks when the arena is
         # resumed.
-        if self._settings.bias and self._begin + task.task < self._settings.bias_tasks:
+        if self.plan.settings.bias and self.begin + task.task < self.plan.settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
-            for judge, studied in itertools.product(self._settings.judges, Setting):
+            for judge, studied in itertools.product(self.plan.settings.judges, Setting):
                 measure = answers.get(judge) if studied is Setting.OWN else shown.get(studied)
                 # A setting whose reference is missing is skipped; without one, it would be the setting NONE under
                 # another name.
                 if measure is not None or studied is Setting.NONE:
                     judgements.append((judge, studied, measure, "bias"))
         await _all(self._judge(task, one, other, answers, *how) for how in judgements)
-        if self._settings.round_verdicts and len(task.rounds) > 1:
+        if self.plan.settings.round_verdicts and len(task.rounds) > 1:
             await _all(
                 self._judge(
                     # Earlier rounds are shown as questions alone: what a model made of them is in its answer.
@@ -391,9 +357,9 @@ class _Meme:
             )
 
     def _written(self, task: TaskFormulated) -> FixedQuestion | None:
-        if self._plan.fixed_tasks and (reference := self._plan.fixed_tasks[self._meme.id][task.task].reference):
+        if self.plan.fixed_tasks and (reference := self.plan.fixed_tasks[self.meme.id][task.task].reference):
             return FixedQuestion("", (reference,))
-        human = self._plan.references.get(self._meme.id)
+        human = self.plan.references.get(self.meme.id)
         return FixedQuestion(human.background, (human.reasoning,)) if human else None
 
     async def _judge(
@@ -411,46 +377,43 @@ class _Meme:
         # The same order in every setting, so that only the reference differs.
         flip = self._random("order", task.task, *sorted((one, other)), judge).random() < 0.5
         a, b = sorted((one, other), reverse=flip)
-        turns = ((a, b), (b, a)) if self._settings.swapped and study != "bias" else ((a, b),)
+        turns = ((a, b), (b, a)) if self.plan.settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
             reply = await reply_or_reason(
-                self._speaker(judge).compare(task.rounds, reference, (answers[first], answers[second]), self._settings)
+                self._speaker(judge).compare(
+                    task.rounds, reference, (answers[first], answers[second]), self.plan.settings
+                )
             )
-            about = {
-                "meme": self._meme.id,
-                "task": task.task,
-                "a": first,
-                "b": second,
-                "judge": judge,
-                "setting": setting,
-                "turn": turn,
-                "study": study,
-                "round": number,
-            }
+            about: dict[str, Any] = {"meme": self.meme.id, "task": task.task}
             if isinstance(reply, str):
-                self._keep(NotJudged.model_validate({**about, "reason": reply}))
+                self._keep(NoReply(**about, to="battle", model=judge, about=(first, second), reason=reply))
                 continue
             verdicts, call = reply
             self._keep(
-                Judged.model_validate(
-                    {
-                        **about,
-                        "verdicts": dict(verdicts.by_dimension),
-                        "why": verdicts.why,
-                        "answer": verdicts.answer,
-                        "call": call,
-                    }
+                Judged(
+                    **about,
+                    a=first,
+                    b=second,
+                    judge=judge,
+                    setting=setting,
+                    turn=turn,
+                    study=study,
+                    round=number,
+                    verdicts=dict(verdicts.by_dimension),
+                    why=verdicts.why,
+                    answer=verdicts.answer,
+                    call=call,
                 )
             )
 
     def _speaker(self, name: str) -> Speaker:
-        return Speaker(self._plan.models[name], self._meme, self._settings.reply_chars)
+        return Speaker(self.plan.models[name], self.meme, self.plan.settings.reply_chars)
 
     def _random(self, *names: object) -> random.Random:
         # random hashes a string seed with SHA-512, not hash(), so draws are the same in every process. The separator
         # keeps adjacent names distinct.
-        return random.Random("\0".join(map(str, (self._plan.seed, self._meme.id, *names))))
+        return random.Random("\0".join(map(str, (self.plan.seed, self.meme.id, *names))))
 
     def _keep(self, event: Event) -> None:
         # No await in between, so that lines of concurrent memes are not interleaved.
-        self._folder.add(event)
+        self.folder.add(event)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from eval.arena.agreement import HumanVerdict, battle_key
-from eval.arena.events import Answered, ContextSimulated, FusionBegun, FusionRound, Judged, TaskFormulated
+from eval.arena.events import ContextSimulated, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder
+from eval.arena.speakers import answers_of
 from eval.arena.words import Relevance
 from eval.reports.ratings import RatedItem, SheetKind, SheetRatings, criteria_of
 from eval.reports.sections import Section
@@ -27,12 +28,13 @@ _WORD = re.compile(r"\w+")
 def guidelines(root: Path) -> list[RatedItem]:
     """Lists each guideline after each round of its fusion."""
     events = ArenaFolder(root).events()
-    answers = {(e.meme, e.task, e.target): e for e in events if isinstance(e, Answered)}
+    answers = answers_of(events)
     # Events may be in any order, and failed rounds have none.
     texts: dict[tuple[str, int], dict[int, tuple[str, str]]] = defaultdict(dict)
     for event in events:
-        if isinstance(event, FusionBegun) and (own := answers.get((event.meme, event.task, event.judge))):
-            texts[event.meme, event.task][0] = (own.background, own.reasoning[0])
+        if isinstance(event, FusionBegun):
+            own = answers[event.meme, event.task, event.judge]
+            texts[event.meme, event.task][0] = (own.background, own.rounds[0])
         elif isinstance(event, FusionRound):
             texts[event.meme, event.task][event.round] = (event.background, event.reasoning)
     return [
@@ -68,14 +70,14 @@ def _battles(root: Path) -> list[RatedItem]:
     """Lists battles: a question and two answers, in an order of their own."""
     events = ArenaFolder(root).events()
     questions = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
-    answers = {(e.meme, e.task, e.target): e for e in events if isinstance(e, Answered)}
+    answers = answers_of(events)
     items = []
     for battle in sorted({battle_key(e) for e in events if isinstance(e, Judged) and e.study == "arena"}):
         models = [battle.one, battle.other]
         # By name, strong models could be the first ones.
         random.Random(f"order {battle}").shuffle(models)
         shown = [answers[battle.meme, battle.task, model] for model in models]
-        a, b = ("\n\n".join(filter(None, (one.background, *one.reasoning))) for one in shown)
+        a, b = ("\n\n".join(filter(None, (one.background, *one.rounds))) for one in shown)
         parts = (("question", "\n\n".join(questions[battle.meme, battle.task])), ("A", a), ("B", b))
         items.append(RatedItem(parts, {"meme": battle.meme, "task": battle.task, "a": models[0], "b": models[1]}))
     return items

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from court.errors import BadRequest
 from eval.arena.ranking.bradley_terry import K
 from eval.arena.words import OVERALL
 
+_MOST_MEETINGS = 200_000
+"""Combinations of targets at most, as all of them are listed."""
 _MOST = 12
 """Criteria at most: a verdict for each is a word of the judge's reply."""
 
@@ -39,7 +42,6 @@ _OVERALL = Criterion(
 )
 _SETS = ("memearena", "probench")
 """Criteria that the package has, as files."""
-_CRITERIA: TypeAdapter[tuple[Criterion, ...]] = TypeAdapter(tuple[Criterion, ...])
 
 
 def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
@@ -52,24 +54,24 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
     """
     path = files("eval.arena") / "criteria" / f"{named}.toml" if named in _SETS else folder / named
     try:
-        content = tomllib.loads(path.read_text("utf-8-sig"))
+        return _CriteriaFile.model_validate(tomllib.loads(path.read_text("utf-8-sig"))).criteria
     except FileNotFoundError:
         raise BadRequest(
             f"There are no criteria {named!r}: name {', '.join(_SETS)}, or a file; there is no {path}.",
             reason="ARENA_SETTINGS",
         ) from None
+    except ValidationError as error:
+        raise BadRequest(f"{path}: {_faults(error)}.", reason="ARENA_SETTINGS") from None
     except (OSError, ValueError) as error:
         raise BadRequest(f"{path} can't be read as TOML: {error}.", reason="ARENA_SETTINGS") from None
-    if unknown := content.keys() - {"criteria"}:
-        raise BadRequest(f"{path} has what nobody reads: {', '.join(sorted(unknown))}.", reason="ARENA_SETTINGS")
-    try:
-        return complete(_CRITERIA.validate_python(content.get("criteria", ())))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BadRequest(f"{path}, [[criteria]] {place}: {first['msg']}.", reason="ARENA_SETTINGS") from None
-    except ValueError as error:
-        raise BadRequest(f"{path}: {error}.", reason="ARENA_SETTINGS") from None
+
+
+def _faults(error: ValidationError) -> str:
+    return "; ".join(
+        # Without the prefix that pydantic adds to a validator's message.
+        ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
+        for fault in error.errors()
+    )
 
 
 def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
@@ -90,9 +92,10 @@ def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
     return (*others, overall)
 
 
-def keys_of(criteria: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the keys of criteria, in order."""
-    return tuple(one.key for one in criteria)
+class _CriteriaFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    criteria: Annotated[tuple[Criterion, ...], AfterValidator(complete)]
 
 
 _USUAL = read_criteria("memearena", Path())
@@ -131,8 +134,8 @@ class ArenaSettings(BaseModel):
 
     targets: tuple[str, ...] = Field(min_length=2)
     """Who is ranked."""
-    judges: tuple[str, ...] = Field(min_length=1)
-    """The panel, some of the targets."""
+    judges: tuple[str, ...] = Field(min_length=1, max_length=10)
+    """The panel, some of the targets; reports look at every smaller panel of these."""
     controller: str
     """Who writes profiles and questions."""
     answers_per_task: int = Field(default=3, ge=2)
@@ -147,7 +150,7 @@ class ArenaSettings(BaseModel):
     """Whether each judgement of a battle counts as a battle, or all of them as one, by their majority."""
     own_case: bool = False
     """Whether a judge may judge a battle of its own model, where another could."""
-    criteria: tuple[Criterion, ...] = _USUAL
+    criteria: Annotated[tuple[Criterion, ...], AfterValidator(complete)] = _USUAL
     """What answers are compared by, each by itself; the verdict overall last, which ranks."""
     levels: Literal[3, 5] = 3
     """Whether a judge says who is better, or also by how much."""
@@ -157,14 +160,10 @@ class ArenaSettings(BaseModel):
     """Whether a judge answers the question itself before it compares two answers."""
     swapped: bool = False
     """Whether each battle is judged twice, with the order swapped."""
-    far: float = Field(default=1.0, ge=1, le=10)
-    """How many battles one counts as in which a model is far better."""
     guideline: Literal["fused", "none"] = "fused"
     """What judges measure answers by."""
     fusion_rounds: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
     """How many answers are merged into a guideline, drawn among them; fewer than all where more gain nothing."""
-    forfeits: Literal["leave out", "lose"] = "leave out"
-    """What becomes of battles in which one has no answer that could be used."""
     temperature: float = Field(default=1.0, ge=0, le=2)
     """Of the controller; everybody else answers at 0."""
     reply_chars: int = Field(default=2000, ge=64, le=6000)
@@ -180,15 +179,10 @@ class ArenaSettings(BaseModel):
     bias_tasks: int = Field(default=30, ge=1)
     """How many tasks that takes in, the first of the arena."""
 
-    @field_validator("criteria")
-    @classmethod
-    def _with_overall(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
-        return complete(criteria)
-
     @property
     def dimensions(self) -> tuple[str, ...]:
         """Names of the criteria, with the overall verdict last."""
-        return keys_of(self.criteria)
+        return tuple(one.key for one in self.criteria)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -205,6 +199,10 @@ class ArenaSettings(BaseModel):
             raise ValueError("with pairing = baseline, name the anchor that everybody meets")
         if self.answers_per_task > len(self.targets):
             raise ValueError(f"{self.answers_per_task} answers can't meet where there are {len(self.targets)} targets")
+        if math.comb(len(self.targets), self.answers_per_task) > _MOST_MEETINGS:
+            raise ValueError(
+                f"{self.answers_per_task} of {len(self.targets)} targets meet in too many ways; take fewer"
+            )
         if self.judges_per_battle > len(self.judges):
             raise ValueError(f"a battle can't be judged by {self.judges_per_battle} of {len(self.judges)} judges")
         if self.guideline == "fused" and len(self.judges) < 2:
@@ -236,12 +234,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, fo
     try:
         settings = ArenaSettings.model_validate({"targets": list(models), **values})
     except ValidationError as error:
-        faults = "; ".join(
-            # Without the prefix that pydantic adds to a validator's message.
-            ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
-            for fault in error.errors()
-        )
-        raise BadRequest(f"{_SETTINGS}: {faults}.", reason="ARENA_SETTINGS") from None
+        raise BadRequest(f"{_SETTINGS}: {_faults(error)}.", reason="ARENA_SETTINGS") from None
     for name in (*settings.targets, *settings.judges, settings.controller):
         if name not in models:
             raise BadRequest(

@@ -6,7 +6,7 @@ Arguments determine which model sees what. No model is told who wrote a text, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,7 +16,7 @@ from pydantic import Field, create_model
 from court.meme import Frame
 from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
-from eval.arena.events import ReplyCost, Style, cost_of
+from eval.arena.events import Answered, Event, FusionBegun, FusionRound, ReplyCost, Style, cost_of
 from eval.arena.settings import ArenaSettings
 from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
 from eval.models.metered import Agent, MeteredModel, load
@@ -94,14 +94,18 @@ def _comparison(keys: tuple[str, ...], own: bool) -> type[_Reasons]:
     return create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
 
 
+def _require_one_of(allowed: Collection[str], chosen: Mapping[str, str]) -> None:
+    """Raises UnusableReply if a field of a reply holds something else than the allowed words."""
+    if wrong := [field for field, word in chosen.items() if word not in allowed]:
+        raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(allowed)}")
+
+
 def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int, own: bool = False) -> Verdicts:
     """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply."""
     parsed = parse(_comparison(keys, own), text)
     words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
     offered: Mapping[str, Verdict] = words_of(levels)
-    wrong = [key for key, word in words.items() if word not in offered]
-    if wrong:
-        raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
+    _require_one_of(offered, words)
     verdicts = {key: offered[word] for key, word in words.items()}
     return Verdicts(parsed.why, verdicts, parsed.answer if isinstance(parsed, FreeAnswer) else "")
 
@@ -139,8 +143,7 @@ class TaskPlace(Reply):
 def parse_place(text: str, *, fields: Sequence[str]) -> TaskPlace:
     """Parses the subject of a question, whose field is one of these. Raises UnusableReply."""
     place = parse(TaskPlace, text)
-    if place.field not in fields:
-        raise UnusableReply("REPLY_MALFORMED", f"field must be one of {', '.join(fields)}")
+    _require_one_of(fields, {"field": place.field})
     return place
 
 
@@ -164,10 +167,9 @@ def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
     """Parses a reason; it must name one of the aspects if there was a choice. Raises UnusableReply."""
     explanation = parse(Explanation, text)
     # Without a choice, the model was not asked for an aspect, and any that it names is ignored.
-    if len(aspects) > 1 and explanation.aspect not in aspects:
-        raise UnusableReply("REPLY_MALFORMED", f"aspect must be one of {', '.join(aspects)}")
-    if explanation.error not in list(LossError):
-        raise UnusableReply("REPLY_MALFORMED", f"error must be one of {', '.join(LossError)}")
+    if len(aspects) > 1:
+        _require_one_of(aspects, {"aspect": explanation.aspect})
+    _require_one_of(list(LossError), {"error": explanation.error})
     return explanation
 
 
@@ -194,6 +196,21 @@ class FixedQuestion:
 
     background: str
     rounds: tuple[str, ...]
+
+
+def answers_of(events: Iterable[Event]) -> dict[tuple[str, int, str], FixedQuestion]:
+    """Returns the answers in a record, by meme, task and model."""
+    answered = (event for event in events if isinstance(event, Answered))
+    return {(e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in answered}
+
+
+def guidelines_of(events: Sequence[Event]) -> dict[tuple[str, int], FixedQuestion]:
+    """Returns the guidelines that judges were shown, by meme and task."""
+    answers = answers_of(events)
+    begun = {(e.meme, e.task): answers[e.meme, e.task, e.judge] for e in events if isinstance(e, FusionBegun)}
+    # Rounds are in order, so that the last one's text stays; without any the fusion's first answer does.
+    merged = (event for event in events if isinstance(event, FusionRound))
+    return begun | {(e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in merged}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +294,14 @@ class Speaker:
         reply, cost = await self._ask("controller", "question", TaskQuestion, temperature=temperature, profile=profile)
         return reply.question, cost
 
-    async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
-        """Answers a question in two parts."""
-        return await self._ask("target", "answer", TargetAnswer, question=self.scene.fence.around(question))
+    async def answer(self, question: str) -> tuple[FixedQuestion, tuple[ReplyCost, ...], int]:
+        """Answers a question in two parts; returns what :meth:`converse` does."""
+        reply, cost = await self._ask("target", "answer", TargetAnswer, question=self.scene.fence.around(question))
+        return FixedQuestion(reply.background_knowledge, (reply.reasoning,)), (cost,), 0
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
-    ) -> tuple[tuple[str, ...], tuple[ReplyCost, ...], int]:
+    ) -> tuple[FixedQuestion, tuple[ReplyCost, ...], int]:
         """Asks questions that build on each other.
 
         Args:
@@ -291,7 +309,7 @@ class Speaker:
                 dropped so that a model with a small context can answer at all. None for the whole history.
 
         Returns:
-            The answers, their costs, and the number of rounds dropped from the last question's history.
+            The answer, its costs, and the number of rounds dropped from the last question's history.
         """
         prompt = prompt_of("target")
         in_language = f", in the language {language}" if language else ""
@@ -312,9 +330,9 @@ class Speaker:
             calls.append(call)
             forgotten = len(answers) - 1 - len(history)
             history.append(prompt.task("round", question=fenced, answer=self.scene.fence.around(answer)))
-        return tuple(answers), tuple(calls), forgotten
+        return FixedQuestion("", tuple(answers)), tuple(calls), forgotten
 
-    async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
+    async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[FixedQuestion, ReplyCost]:
         """Merges two texts into one."""
         values = {
             f"{name}_{number}": self.scene.fence.around(text)
@@ -322,7 +340,8 @@ class Speaker:
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
         question = self.scene.fence.around(question)
-        return await self._ask("fuser", "fuse", TargetAnswer, temperature=0.0, question=question, **values)
+        reply, cost = await self._ask("fuser", "fuse", TargetAnswer, temperature=0.0, question=question, **values)
+        return FixedQuestion(reply.background_knowledge, (reply.reasoning,)), cost
 
     async def compare(
         self,

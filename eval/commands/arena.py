@@ -13,10 +13,10 @@ import click
 from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict
 from eval.arena.board_sections import board_lead, board_sections, board_title
+from eval.arena.compare import arena_repeats, repeat_section, repeated_board, times_ahead
 from eval.arena.folder import ArenaFolder, read_lines
-from eval.arena.groups import BoardsBy, group_sections, groups_in, plain_groups
+from eval.arena.groups import BoardsBy, group_section, groups_in
 from eval.arena.leaderboard import Leaderboard, leaderboard
-from eval.arena.repeats import arena_repeats, repeat_section, repeated_board, times_ahead
 from eval.arena.run import Ask, run
 from eval.arena.settings import arena_settings
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
@@ -39,7 +39,7 @@ from eval.reports.sections import Section, as_page
 from eval.session.sampled import repeats_in
 from serving.cli.common import PATH, tell
 
-PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
+PAGE = "leaderboard.html"
 
 
 @click.group(invoke_without_command=True)
@@ -112,9 +112,8 @@ def arena(context: click.Context, /, **options: Any) -> None:
         return
     board = leaderboard(out, humans)
     groups = groups_in(out, words_in(options["by"]))
-    sections = _page(board, out, grouped=bool(groups))
-    sections += _group_page(board, groups, out) if groups else []
-    figures = {**figures_of(board), **({"by": [plain_groups(one) for one in groups]} if groups else {})}
+    sections = _page(board, out, groups)
+    figures = {**figures_of(board), **({"by": [asdict(one) for one in groups]} if groups else {})}
     end = [f"{out / PAGE} shows it."]
     answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
     show_answer(answer, html=None, as_json=options["as_json"])
@@ -129,13 +128,6 @@ arena.add_command(distil_check)
 arena.add_command(difficulty)
 
 
-def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
-    sections = group_sections(groups, [row.model for row in board.board("overall").rows])
-    title = f"Boards by group: {board.manifest.name}"
-    write_page(out / GROUP_PAGE, as_page(title, [], sections, command=command_line(), links=_links(out, GROUP_PAGE)))
-    return sections
-
-
 def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
     repeated = repeated_board(boards)
     figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [figures_of(board) for board in boards]}
@@ -145,7 +137,7 @@ def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
         sections=[repeat_section(repeated)],
         figures=figures,
         page=out / PAGE,
-        links=_links(out, PAGE),
+        links=_links(out),
         end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
     )
 
@@ -162,9 +154,6 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "settings": manifest.settings.model_dump(mode="json"),
         "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
-    for one in (*figures["boards"], *filter(None, [figures["other_vote"]])):
-        # A pair can't be the key of a JSON object.
-        one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
     figures["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
     return figures
 
@@ -210,21 +199,17 @@ def _options_of(options: dict[str, Any]) -> Ask:
     )
 
 
-def _links(out: Path, own: str, *, grouped: bool = False) -> list[tuple[str, str]]:
-    """Words and addresses of the arena's other pages."""
-    repeats = [] if own != PAGE else sorted(folder.name for folder in out.glob("repeat-*") if (folder / PAGE).exists())
-    return [
-        *([("All repeats", f"../{PAGE}")] if out.name.startswith("repeat-") else []),
-        *([("Leaderboard", PAGE)] if own != PAGE else []),
-        # The page of groups is written after the leaderboard.
-        *([("Boards by group", GROUP_PAGE)] if own == PAGE and (grouped or (out / GROUP_PAGE).exists()) else []),
-        *((name, f"{name}/{PAGE}") for name in repeats),
-    ]
+def _links(out: Path) -> list[tuple[str, str]]:
+    """Words and addresses of the pages of an arena's repeats, or of the page that combines them."""
+    repeats = sorted(folder.name for folder in out.glob("repeat-*") if (folder / PAGE).exists())
+    above = [("All repeats", f"../{PAGE}")] if out.name.startswith("repeat-") else []
+    return [*above, *((name, f"{name}/{PAGE}") for name in repeats)]
 
 
-def _page(board: Leaderboard, out: Path, *, grouped: bool = False) -> list[Section]:
+def _page(board: Leaderboard, out: Path, groups: Sequence[BoardsBy] = ()) -> list[Section]:
     """Writes the page of an arena, and returns its sections."""
-    sections, links = board_sections(board), _links(out, PAGE, grouped=grouped)
-    html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=links)
+    models = [row.model for row in board.board("overall").rows]
+    sections = [*board_sections(board), *(group_section(by, models) for by in groups)]
+    html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=_links(out))
     write_page(out / PAGE, html)
     return sections

@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from court.events import Side
-from eval.arena.cross_examination import tasks_of_run
 from eval.arena.folder import FixedTask, read_lines
-from eval.arena.task_set import FIELDS, SetRules, TaskSet, build_set
+from eval.arena.task_set import FIELDS, SetRules, TaskSet, build_set, tasks_of_run
 from eval.commands.follow_ups import asking_options
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import chosen_models, samples_of

@@ -109,14 +109,7 @@ def drawn(battles: int, seed: int = 0) -> Battles:
     score = (rng.random(battles) < 1 / (1 + np.exp(theta[right] - theta[left]))).astype(np.float64)
     score[rng.random(battles) < 0.2] = 0.5
     names = tuple(f"model {place}" for place in range(_MODELS))
-    return Battles(
-        models=names,
-        left=left,
-        right=right,
-        score=score,
-        meme=rng.integers(0, _MEMES, battles),
-        weight=np.ones(battles),
-    )
+    return Battles(names, left, right, score, meme=rng.integers(0, _MEMES, battles))
 
 
 def _evalica(table: Battles) -> Callable[[], Floats]:

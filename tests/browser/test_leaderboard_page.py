@@ -70,10 +70,8 @@ def test_leaderboard_shows_the_figures_and_fetches_nothing(chromium, full):
     page = opened.page
     models = page.locator("#overall tbody th").all_inner_texts()
     assert {model.split()[0] for model in models} == set(STRENGTHS) and models[0].startswith(("ash", "beech"))
-    assert page.locator("#overall figure svg").count() == 1
     assert page.locator("#overall .tile > *:first-child").all_inner_texts() == ["Rating", "Elo", "Answered"]
     assert "cedar (+" in page.locator("#bias table").inner_text()
-    assert "against elm" in page.locator("#overall thead").first.inner_text()
     assert not opened.fetched and not opened.complaints
     assert "panel and people" in page.locator("#people").inner_text()
     text = page.locator("body").inner_text()
@@ -101,5 +99,5 @@ def test_markup_in_a_name_is_text_and_unranked_models_have_no_rating(chromium, u
     page = opened.page
     assert page.locator("img").count() == 0 and not opened.complaints and not opened.fetched
     assert HOSTILE in page.locator("#overall table").inner_text()
-    assert "Ratings hold within groups" in page.locator(".warning").all_inner_texts()[1]
-    assert page.locator("#overall tbody tr").first.locator("td").nth(2).inner_text() == "–"
+    assert "There are no ratings" in page.locator(".warning").all_inner_texts()[1]
+    assert page.locator("#overall tbody tr").first.locator("td").nth(1).inner_text() == "–"

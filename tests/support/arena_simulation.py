@@ -65,14 +65,9 @@ class World:
                     right.append(b)
                     score.append(0.5 if rng.random() < self.ties else won)
                     meme.append(number)
-        return Battles(
-            models=tuple(f"model {place}" for place in range(n)),
-            left=np.array(left, dtype=np.int64),
-            right=np.array(right, dtype=np.int64),
-            score=np.array(score),
-            meme=np.array(meme, dtype=np.int64),
-            weight=np.ones(len(left)),
-        )
+        places = (np.array(column, dtype=np.int64) for column in (left, right))
+        names = tuple(f"model {place}" for place in range(n))
+        return Battles(names, *places, np.array(score), np.array(meme, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
@@ -24,6 +25,7 @@ from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
 from eval.arena.words import Setting
+from eval.cli import cli
 from eval.datasets.known import find_card
 from eval.models.call_cache import CallCache, SqliteCallCache
 from eval.models.metered import MeteredModel, ModelSpec
@@ -192,9 +194,17 @@ class Arena:
         await run_memes(ArenaPlan(self.settings, self.memes, models, self.seed, **self.plan), self.folder)
 
     def hold(self) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
         self.folder.write_manifest(self.manifest())
         asyncio.run(self.go())
         return self.root
+
+
+def output_of(*words, code=0) -> str:
+    """Returns what a command of memecourt-eval prints, which has to end with this code."""
+    ran = CliRunner().invoke(cli, [str(word) for word in words])
+    assert ran.exit_code == code, ran.output
+    return ran.output
 
 
 def fails_after(calls: int):
@@ -250,23 +260,28 @@ def numbered(voice):
     return says
 
 
-def on_disk(out, data, strengths=THREE, **changes):
-    settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
-    spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
-    arguments = {"out": out, "name": "made", "settings": settings, "specs": spec}
-    ask = Ask(**{**arguments, "samples": one_set(find_card("synthetic-harmeme"), data, "test", limit=None), **changes})
+def ask_on_disk(out, samples, **changes) -> Ask:
+    settings = ArenaSettings(targets=tuple(THREE), judges=("ash", "beech"), controller="ash", resamples=100)
+    specs = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in THREE}
+    return Ask(**{"out": out, "name": "made", "settings": settings, "specs": specs, "samples": samples, **changes})
+
+
+def run_on_disk(ask: Ask) -> int:
+    """Runs an arena as the command does, on scripted models; returns the number of calls that reached them."""
 
     async def go():
-        store = SqliteCallCache.open(out.parent / "store.sqlite")
-        models = {
-            name: MeteredModel(name, ScriptedModel(numbered(ArenaModel(name, strengths)), name=name), store=store)
-            for name in strengths
-        }
-        messages = []
+        store = SqliteCallCache.open(ask.calls or ask.out.parent / "store.sqlite")
+        scripted = {name: ScriptedModel(numbered(ArenaModel(name, THREE)), name=name) for name in THREE}
+        models = {name: MeteredModel(name, model, store=store, run_seed=ask.seed) for name, model in scripted.items()}
         try:
-            await run(ask, messages.append, models=models)
+            await run(ask, lambda _: None, models=models)
         finally:
             await store.close()
-        return messages
+        return sum(len(model.asked) for model in scripted.values())
 
     return asyncio.run(go())
+
+
+def on_disk(out, data, **changes) -> int:
+    whole = one_set(find_card("synthetic-harmeme"), data, "test", limit=None)
+    return run_on_disk(ask_on_disk(out, **{"samples": whole, **changes}))

@@ -52,12 +52,10 @@ class Battles:
     """Score of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,)."""
     meme: Ints
     """Index of the meme, int of shape (battles,); battles over one meme are not independent."""
-    weight: Floats
-    """Weight of each battle, float of shape (battles,); 1 for an ordinary one."""
 
     def __post_init__(self) -> None:
         n = len(self.models)
-        if not (self.left.shape == self.right.shape == self.score.shape == self.meme.shape == self.weight.shape):
+        if not (self.left.shape == self.right.shape == self.score.shape == self.meme.shape):
             raise ValueError("a table of battles has columns of one length")
         if self.left.size:
             places = (self.left, self.right)
@@ -65,8 +63,12 @@ class Battles:
                 raise ValueError(f"there are {n} models")
             if bool((self.left == self.right).any()):
                 raise ValueError("nobody fights against itself")
-            if not bool(((self.score >= 0) & (self.score <= 1)).all()) or not bool((self.weight > 0).all()):
-                raise ValueError("scores lie in [0, 1] and weights above 0")
+            if not bool(((self.score >= 0) & (self.score <= 1)).all()):
+                raise ValueError("scores lie in [0, 1]")
+
+    def at(self, rows: Ints) -> Battles:
+        """Returns the battles at some indices, which may repeat."""
+        return Battles(self.models, self.left[rows], self.right[rows], self.score[rows], meme=self.meme[rows])
 
     def __len__(self) -> int:
         return int(self.left.size)
@@ -77,11 +79,7 @@ class Battles:
         return int(self.meme.max()) + 1 if len(self) else 0
 
 
-def battles(
-    models: Sequence[str],
-    rows: Sequence[tuple[str, str, float, str]],
-    weights: Sequence[float] | None = None,
-) -> Battles:
+def battles(models: Sequence[str], rows: Sequence[tuple[str, str, float, str]]) -> Battles:
     """Builds a table from rows of left name, right name, score of the left one, and meme.
 
     Raises KeyError: A row names a model that is not in ``models``.
@@ -94,7 +92,6 @@ def battles(
         right=np.array([place[right] for _, right, _, _ in rows], dtype=np.int64),
         score=np.array([score for _, _, score, _ in rows], dtype=np.float64),
         meme=np.array([memes.setdefault(meme, len(memes)) for _, _, _, meme in rows], dtype=np.int64),
-        weight=np.ones(len(rows)) if weights is None else np.asarray(weights, dtype=np.float64),
     )
 
 
@@ -106,8 +103,8 @@ def wins_by(table: Battles, unit: Ints, units: int) -> Floats:
     """
     n = len(table.models)
     at = (unit * n + table.left) * n + table.right
-    won = np.bincount(at, weights=table.weight * table.score, minlength=units * n * n).reshape(units, n, n)
-    fought = np.bincount(at, weights=table.weight, minlength=units * n * n).reshape(units, n, n)
+    won = np.bincount(at, weights=table.score, minlength=units * n * n).reshape(units, n, n)
+    fought = np.bincount(at, minlength=units * n * n).reshape(units, n, n)
     # The right one scores what the left one did not: a tie gives half a win to each.
     return np.asarray(won + (fought - won).transpose(0, 2, 1))
 
@@ -117,17 +114,11 @@ def wins(table: Battles) -> Floats:
     return np.asarray(wins_by(table, np.zeros(len(table), dtype=np.int64), 1)[0])
 
 
-def win_rates(won: Floats) -> tuple[Floats, Floats]:
-    """Returns win rates counted from battles, not derived from ratings.
-
-    Returns:
-        Win rate of each model over all its battles, float of shape (models,), and against each other, (models, models);
-        NaN without a battle.
-    """
-    fought = won + won.T
+def win_rates(won: Floats) -> Floats:
+    """Returns win rates counted from battles, not derived from ratings; float of shape (models,), NaN without any."""
     # 0 / 0 gives the documented NaN.
     with np.errstate(invalid="ignore"):
-        return won.sum(axis=1) / fought.sum(axis=1), won / fought
+        return np.asarray(won.sum(axis=1) / (won + won.T).sum(axis=1))
 
 
 def reaches(won: Floats) -> NDArray[np.bool_]:
@@ -163,22 +154,6 @@ def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(models[place] for place in group) for group in ordered)
 
 
-def among(table: Battles, places: Sequence[int]) -> Battles:
-    """Selects the battles between some of the models."""
-    new = np.full(len(table.models), -1, dtype=np.int64)
-    new[list(places)] = np.arange(len(places))
-    left, right = new[table.left], new[table.right]
-    own = (left >= 0) & (right >= 0)
-    return Battles(
-        models=tuple(table.models[place] for place in places),
-        left=left[own],
-        right=right[own],
-        score=table.score[own],
-        meme=table.meme[own],
-        weight=table.weight[own],
-    )
-
-
 def rated(theta: Floats, anchor: int | None) -> Floats:
     """Converts log-odds to ratings.
 
@@ -188,11 +163,3 @@ def rated(theta: Floats, anchor: int | None) -> Floats:
     """
     zero = theta.mean(axis=-1, keepdims=True) if anchor is None else theta[..., anchor : anchor + 1]
     return np.asarray(MIDDLE + SCALE * (theta - zero))
-
-
-def expected(rating_a: Floats | float, rating_b: Floats | float) -> Floats:
-    """Returns the probability that a beats b, by their ratings.
-
-    ProBench prints the exponent with the opposite sign, which would make the weaker model the favourite.
-    """
-    return np.asarray(1 / (1 + 10 ** ((np.asarray(rating_b) - rating_a) / 400)))

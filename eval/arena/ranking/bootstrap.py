@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by
-from eval.arena.ranking.bradley_terry import K, NoMaximum, elo_of_orders, fit, ratings, styled
+from eval.arena.ranking.bradley_terry import K, NoMaximum, elo, fit, ratings, styled
 
 RESAMPLES = 1000
 LEAST_MEMES = 6
@@ -33,7 +33,6 @@ class Spread:
     low: Floats | None
     """Lower ends of the 95 % intervals, float of shape (models,); None if they could not be computed."""
     high: Floats | None
-    resamples: int
     without: int
     """Number of resamples without finite ratings, in which a model was undefeated."""
     draws: Floats
@@ -69,7 +68,19 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
     # Memes without a battle are not drawn: they would inflate the number of clusters.
     there = by_meme.any(axis=(1, 2))
     by_meme = by_meme[there]
-    return _spread_of(by_meme, anchor, resamples, seed)
+    memes, n = len(by_meme), len(table.models)
+    drawn = draw_memes(memes, resamples, seed).astype(np.float64)
+    flat = by_meme.reshape(memes, n * n)
+    # At least one resample, even if a single table exceeds the bound.
+    step = max(1, _AT_ONCE // (n * n))
+    fitted = []
+    for begin in range(0, resamples, step):
+        tables = (drawn[begin : begin + step] @ flat).reshape(-1, n, n)
+        # fit does not converge on a table in which a model is undefeated.
+        tables = tables[connected(tables)]
+        if len(tables):
+            fitted.append(rated(fit(tables), anchor))
+    return _interval(np.concatenate(fitted) if fitted else np.zeros((0, n)), memes, resamples)
 
 
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
@@ -88,43 +99,25 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
         padded = np.full((size, max(map(len, orders))), -1, dtype=np.int64)
         for row, order in enumerate(orders):
             padded[row, : len(order)] = order
-        found.append(elo_of_orders(table, padded, k=k))
+        found.append(elo(table, padded, k=k))
     return _interval(np.concatenate(found), len(present), resamples)
 
 
 def spread_styled(
     table: Battles, covariates: Floats, *, anchor: int | None = None, resamples: int = 200, seed: int = 0
-) -> tuple[Spread, Spread]:
-    """Computes the spread of ratings controlled for covariates, and of the covariates' effects."""
+) -> Spread:
+    """Computes the spread of ratings controlled for covariates."""
     places = np.unique(table.meme, return_inverse=True)[1]
     memes = int(places.max()) + 1
     found = []
     for drawn in draw_memes(memes, resamples, seed):
+        rows = np.repeat(np.arange(len(table)), drawn[places])
         try:
-            found.append(styled(table, covariates, anchor=anchor, weight=table.weight * drawn[places]))
+            found.append(styled(table.at(rows), covariates[rows], anchor=anchor))
         except (NotRanked, NoMaximum):
             # It still counts as failed: _interval subtracts the results found from the resamples requested.
             continue
-    n, p = len(table.models), covariates.shape[1]
-    rated_ = np.array([each.ratings for each in found]).reshape(-1, n)
-    effects = np.array([each.effects for each in found]).reshape(-1, p)
-    return _interval(rated_, memes, resamples), _interval(effects, memes, resamples)
-
-
-def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -> Spread:
-    memes, n, _ = by_meme.shape
-    drawn = draw_memes(memes, resamples, seed).astype(np.float64)
-    flat = by_meme.reshape(memes, n * n)
-    # At least one resample, even if a single table exceeds the bound.
-    step = max(1, _AT_ONCE // (n * n))
-    fitted = []
-    for begin in range(0, resamples, step):
-        tables = (drawn[begin : begin + step] @ flat).reshape(-1, n, n)
-        # fit does not converge on a table in which a model is undefeated.
-        tables = tables[connected(tables)]
-        if len(tables):
-            fitted.append(rated(fit(tables), anchor))
-    return _interval(np.concatenate(fitted) if fitted else np.zeros((0, n)), memes, resamples)
+    return _interval(np.array(found).reshape(-1, len(table.models)), memes, resamples)
 
 
 def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
@@ -132,9 +125,9 @@ def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
     # Resamples without finite ratings are the extreme ones. Percentiles of the others would be too narrow, without any
     # sign of it.
     if without > _MOST_WITHOUT * resamples or memes < 2:
-        return Spread(low=None, high=None, resamples=resamples, without=without, draws=draws)
+        return Spread(low=None, high=None, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)
-    return Spread(low=low, high=high, resamples=resamples, without=without, draws=draws)
+    return Spread(low=low, high=high, without=without, draws=draws)
 
 
 def _students_t(freedom: int) -> float:

@@ -7,47 +7,34 @@ one by wins, there is one maximum, up to a constant added to all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from court.errors import CourtError
-from eval.arena.ranking.battles import MIDDLE, SCALE, Battles, Floats, Ints, NotRanked, connected, groups, rated, wins
+from eval.arena.ranking.battles import MIDDLE, Battles, Floats, Ints, NotRanked, connected, groups, rated, wins
 
 K = 4.0
 """Points that a battle moves a rating by at most: that of Chatbot Arena (Chiang et al. 2024), which makes the order
 matter little."""
 
 
-def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
-    """Computes ratings after the last battle, in the order of the table; float of shape (models,)."""
-    # A list, not an array: each battle needs the ratings after the previous one, and NumPy scalars are slow.
-    rating = [initial] * len(table.models)
-    columns = (table.left.tolist(), table.right.tolist(), table.score.tolist(), table.weight.tolist())
-    for left, right, score, weight in zip(*columns, strict=True):
-        move = k * weight * (score - 1 / (1 + 10 ** ((rating[right] - rating[left]) / 400)))
-        rating[left] += move
-        rating[right] -= move
-    return np.array(rating)
+def elo(table: Battles, orders: Ints | None = None, *, k: float = K) -> Floats:
+    """Computes ratings after the last battle, from 1000; float of shape (models,), or (orders, models).
 
-
-def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
-    """Computes ratings of several orders, or resamples, at once.
+    The chance of a win is that of 400 points for odds of ten to one; ProBench prints its exponent with the opposite
+    sign, which would make the weaker model the favourite.
 
     Args:
-        orders: Indices of battles in sequence; int of shape (orders, steps), −1 for none.
-
-    Returns:
-        float of shape (orders, models).
+        orders: Indices of battles in sequence, int of shape (orders, steps), −1 for none; None for that of the table.
     """
+    if orders is None:
+        return np.asarray(elo(table, np.arange(len(table), dtype=np.int64)[None], k=k)[0])
     rows = np.arange(len(orders))
     rating = np.full((len(orders), len(table.models)), MIDDLE)
     for battle in orders.T:
         left, right = table.left[battle], table.right[battle]
-        # Index -1 reads the last battle; its weight of 0 changes no rating.
-        weight = np.where(battle < 0, 0.0, table.weight[battle])
         chance = 1 / (1 + 10 ** ((rating[rows, right] - rating[rows, left]) / 400))
-        move = k * weight * (table.score[battle] - chance)
+        # Index -1 reads the last battle, which then changes no rating.
+        move = np.where(battle < 0, 0.0, k * (table.score[battle] - chance))
         rating[rows, left] += move
         rating[rows, right] -= move
     return rating
@@ -72,6 +59,14 @@ def quarter_ties(n: int) -> Floats:
     Returns float of shape (n, n).
     """
     return np.asarray((1 - np.eye(n)) / 8)
+
+
+def finite_ratings(won: Floats) -> Floats:
+    """Computes ratings with a mean of 1000 and a quarter of a tied battle added to each pair; float (…, models).
+
+    They exist however few battles there are, such as those of one judge, or over drawn memes.
+    """
+    return rated(fit(won + quarter_ties(won.shape[-1])), None)
 
 
 def fit(won: Floats) -> Floats:
@@ -126,65 +121,36 @@ def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
     return rated(fit(won), anchor)
 
 
-@dataclass(frozen=True, slots=True)
-class Styled:
-    """Ratings controlled for style, and the effects of style."""
-
-    ratings: Floats
-    """Ratings controlled for the covariates; float of shape (models,)."""
-    effects: Floats
-    """Points for one unit of each covariate; float of shape (covariates,)."""
-
-
-def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, weight: Floats | None = None) -> Styled:
-    """Computes ratings controlled for covariates.
+def styled(table: Battles, covariates: Floats, *, anchor: int | None = None) -> Floats:
+    """Computes ratings controlled for covariates, float of shape (models,).
 
     Args:
         covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
-        weight: Weight of each battle, instead of the table's own; 0 for battles outside a resample.
 
     Raises:
         NotRanked: Not every model reaches every other one by wins.
         NoMaximum: The covariates separate winners from losers perfectly.
     """
-    n, p = len(table.models), covariates.shape[1]
-    counts = table.weight if weight is None else weight
-    there = counts > 0
-    left, right, score, counts = table.left[there], table.right[there], table.score[there], counts[there]
-    used = covariates[there]
-    won = wins(Battles(models=table.models, left=left, right=right, score=score, meme=table.meme[there], weight=counts))
+    n, score, won = len(table.models), table.score, wins(table)
     if not bool(connected(won)):
         raise NotRanked(groups(won, table.models))
-    spread = used.std(axis=0)
-    columns = np.flatnonzero(spread > 0)
-    # In units of their spread, so that the Hessian is well scaled; effects are divided by it at the end. Columns
-    # without spread in this resample keep an effect of 0.
-    x = used[:, columns] / spread[columns]
-    pair = left * n + right
-    at = np.zeros(n + len(columns))
+    # In units of their spread, so that the Hessian is well scaled; a column without spread has no effect.
+    spread = covariates.std(axis=0)
+    models = np.eye(n)
+    design = np.hstack([models[table.left] - models[table.right], covariates[:, spread > 0] / spread[spread > 0]])
+    at = np.zeros(design.shape[1])
     gauge = np.zeros((len(at), len(at)))
     gauge[:n, :n] = 1.0 / n
 
-    def at_point(point: Floats) -> float:
-        z = point[left] - point[right] + x @ point[n:]
-        return float((counts * (score * _log_sigmoid(z) + (1 - score) * _log_sigmoid(-z))).sum())
+    def likelihood_at(point: Floats) -> float:
+        z = design @ point
+        return float((score * _log_sigmoid(z) + (1 - score) * _log_sigmoid(-z)).sum())
 
-    now = at_point(at)
+    now = likelihood_at(at)
     for _ in range(_STEPS):
-        chance = _sigmoid(at[left] - at[right] + x @ at[n:])
-        off, bend = counts * (score - chance), counts * chance * (1 - chance)
-        slope = np.concatenate([_by(left, off, n) - _by(right, off, n), x.T @ off])
-        hessian = np.zeros((len(at), len(at)))
-        between = np.bincount(pair, weights=bend, minlength=n * n).reshape(n, n)
-        between += between.T
-        hessian[:n, :n] = np.diag(between.sum(axis=1)) - between
-        mixed = (
-            np.stack([_by(left, bend * column, n) - _by(right, bend * column, n) for column in x.T], axis=1)
-            if len(columns)
-            else np.zeros((n, 0))
-        )
-        hessian[:n, n:], hessian[n:, :n] = mixed, mixed.T
-        hessian[n:, n:] = x.T @ (bend[:, None] * x)
+        chance = _sigmoid(design @ at)
+        slope = design.T @ (score - chance)
+        hessian = design.T @ ((chance * (1 - chance))[:, None] * design)
         size = max(float(np.trace(hessian)) / len(at), 1e-300)
         try:
             step = np.linalg.solve(hessian + gauge * size, slope)
@@ -194,7 +160,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         gain, size_of_step = float(slope @ step), 1.0
         if gain > _CLOSE:
             # Halved until the likelihood rises enough, by the rule of _damped.
-            while (then := at_point(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
+            while (then := likelihood_at(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
                 size_of_step /= 2
                 # A step this short means a likelihood that rises only towards infinity.
                 if size_of_step < 1e-6:
@@ -204,9 +170,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         if not np.isfinite(at).all() or np.abs(at).max() > _FAR:
             raise _separated()
         if np.abs(step).max() <= _DONE * max(1.0, float(np.abs(at).max())):
-            effects = np.zeros(p)
-            effects[columns] = SCALE * at[n:] / spread[columns]
-            return Styled(rated(at[:n], anchor), effects)
+            return rated(at[:n], anchor)
     # The likelihood is concave: if it has a maximum, Newton's method reaches it long before this point.
     raise _separated()
 
@@ -253,7 +217,3 @@ def _sigmoid(z: Floats) -> Floats:
 
 def _log_sigmoid(z: Floats) -> Floats:
     return np.asarray(-np.logaddexp(0.0, -z))
-
-
-def _by(place: np.ndarray[tuple[int], np.dtype[np.int64]], values: Floats, n: int) -> Floats:
-    return np.asarray(np.bincount(place, weights=values, minlength=n))

@@ -4,13 +4,11 @@ import asyncio
 import json
 
 import pytest
-from click.testing import CliRunner
 from scipy.stats import kendalltau, spearmanr
 
 from court.errors import BadRequest
 from eval.arena.compare import compare_arenas
-from eval.cli import cli
-from tests.support.arena_world import STRENGTHS, Arena
+from tests.support.arena_world import STRENGTHS, Arena, output_of
 
 
 def finished(root, **changes):
@@ -46,10 +44,10 @@ def test_rank_correlation_under_another_judge_and_baseline_is_high(arenas):
 
 
 def test_command_reports_a_turned_order(arenas):
-    result = CliRunner().invoke(cli, ["compare", str(arenas["cedar"]), str(arenas["turned"]), "--json"])
-    found = json.loads(result.stdout)
-    assert found["spearman"]["value"] < -0.8 and found["spearman"]["high"] < 0 and "why" not in result.stdout
-    text = CliRunner().invoke(cli, ["compare", str(arenas["cedar"]), str(arenas["beech"])]).stdout
+    shown = output_of("compare", arenas["cedar"], arenas["turned"], "--json")
+    found = json.loads(shown)
+    assert found["spearman"]["value"] < -0.8 and found["spearman"]["high"] < 0 and "why" not in shown
+    text = output_of("compare", arenas["cedar"], arenas["beech"])
     assert "Rank correlation over 5 models: Spearman's ρ" in text and "They differ in:" in text
 
 
@@ -65,5 +63,4 @@ def test_arenas_that_cannot_be_compared_are_refused_with_the_reason(arenas, tmp_
         ((arenas["cedar"], arenas["beech"], "--protocol", "merged"), "--protocol is for runs"),
         ((tmp_path, arenas["beech"]), "is an arena: name two arenas, or two runs"),
     ):
-        result = CliRunner().invoke(cli, ["compare", *map(str, words)])
-        assert result.exit_code == 2 and message in result.output
+        assert message in output_of("compare", *words, code=2)

@@ -6,12 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from eval.arena.bias import contrast_sections, contrasts
-from eval.arena.leaderboard import leaderboard
-from eval.arena.ranking.battles import SCALE
+from eval.arena.bias import contrast_section, contrasts
+from eval.arena.ranking.battles import SCALE, battles, wins
+from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.words import Setting, Verdict
-from tests.support.arena_world import STRENGTHS, Arena, ArenaModel, judged
-from tests.support.report_page import board_page
+from tests.support.arena_world import judged
 
 MODELS = ("a", "b", "c", "d")
 FAMILIES = {"a": "x", "b": "y", "c": "x", "d": ""}
@@ -48,11 +47,11 @@ def test_only_the_family_favouring_judge_is_detected():
     a = np.mean([shifts["a", t].points.value for t in "ac"]) - np.mean([shifts["a", t].points.value for t in "bd"])
     assert found.own_family.value == pytest.approx(a / 2) and found.own_family.low > 0
     assert 0.5 * 2 * SCALE < a < 1.7 * 2 * SCALE
-    (section,) = contrast_sections([found], MODELS)
+    section = contrast_section(found, MODELS)
     assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
     # A few memes may all point the same way by chance.
     few, _ = contrast_of([event for event in study(2.0) if int(event.meme[1:]) < 5])
-    (section,) = contrast_sections([few], MODELS)
+    section = contrast_section(few, MODELS)
     assert "*" not in str(section.rows) and "Surely moved" not in str(section.notes)
 
 
@@ -60,7 +59,12 @@ def test_equal_verdicts_show_no_shift_and_spread_is_that_of_ratings():
     found, shifts = contrast_of(study(0.0))
     assert all(one.points.value == one.points.low == one.points.high == 0 and not one.sure for one in shifts.values())
     assert found.wider.value == 0 and found.own_family.value == 0
-    by_hand = np.mean([np.std([shifts[judge, target].ratings[0] for target in MODELS]) for judge in "ab"])
+    fused = [event for event in study(0.0) if event.setting is Setting.FUSED]
+    tables = (
+        battles(MODELS, [(e.a, e.b, e.verdicts["overall"].score, e.meme) for e in fused if e.judge == judge])
+        for judge in "ab"
+    )
+    by_hand = np.mean([np.std(finite_ratings(wins(table))) for table in tables])
     assert found.spread == found.other_spread == pytest.approx(by_hand)
     wider, _ = contrast_of(study(2.0))
     assert wider.wider.value == pytest.approx(wider.spread - wider.other_spread) and wider.wider.low > 0
@@ -94,16 +98,3 @@ def test_intervals_have_their_nominal_coverage():
         (found,) = contrasts(events, MODELS, FAMILIES, resamples=400, seed=seed)
         covered += [not one.sure for one in found.shifts]
     assert 0.93 <= np.mean(covered) <= 0.97
-
-
-@pytest.mark.slow
-def test_page_shows_contrasts(tmp_path):
-    voices = {"cedar": ArenaModel("cedar", STRENGTHS, favours=4.0)}
-    Arena(tmp_path, memes=4, voices=voices, bias=True, bias_tasks=12).hold()
-    board = leaderboard(tmp_path)
-    assert [(one.one, one.other) for one in board.contrasts] == [
-        (Setting.OWN, Setting.FUSED),
-        (Setting.NONE, Setting.FUSED),
-    ]
-    page = board_page(board)
-    assert "Ratings with no reference, less those with fused guideline" in page and "style=" not in page

@@ -4,19 +4,17 @@ import asyncio
 import json
 
 import pytest
-from click.testing import CliRunner
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, f1_score
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from eval.arena.detection import detect, detection_report, rate_difficulty
-from eval.arena.events import Detected, DifficultyNotRated, DifficultyRated, NotDetected
+from eval.arena.events import Detected, DifficultyRated, NoReply
 from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard
-from eval.cli import cli
 from eval.models.metered import MeteredModel
-from tests.support.arena_world import STRENGTHS, Arena, MemoryCallCache, rng_of
+from tests.support.arena_world import STRENGTHS, Arena, MemoryCallCache, output_of, rng_of
 
 RIGHT = {"ash": 0.95, "beech": 0.8, "cedar": 0.7, "elm": 0.5, "fir": 0.3}
 
@@ -95,7 +93,7 @@ def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_are
 def test_target_with_missing_labels_has_no_score(finished_arena):
     run_detection(finished_arena)
     events = finished_arena.folder.events()
-    last = next(e for e in reversed(events) if isinstance(e, Detected | NotDetected))
+    last = next(e for e in reversed(events) if isinstance(e, Detected))
     part = [e for e in events if e is not last]
     rows = detection_report(finished_arena.manifest(), part, resamples=50).rows
     assert {row.model for row in rows} == set(STRENGTHS) - {last.target}
@@ -103,12 +101,11 @@ def test_target_with_missing_labels_has_no_score(finished_arena):
 
 def test_report_option_shows_the_table_without_model_calls(finished_arena):
     run_detection(finished_arena)
-    ran = CliRunner().invoke(cli, ["arena", "detect", "--out", str(finished_arena.root), "--report"])
-    assert ran.exit_code == 0 and "Spearman's rank correlation" in ran.output and "29 of 30" in ran.output
+    report = ("arena", "detect", "--out", finished_arena.root, "--report")
+    shown = output_of(*report)
+    assert "Spearman's rank correlation" in shown and "29 of 30" in shown
     assert "Detection beside understanding" in (finished_arena.root / "detection.html").read_text()
-    figures = json.loads(
-        CliRunner().invoke(cli, ["arena", "detect", "--out", str(finished_arena.root), "--report", "--json"]).output
-    )
+    figures = json.loads(output_of(*report, "--json"))
     assert figures["memes"] == 30 and len(figures["rows"]) == 5
 
 
@@ -139,7 +136,7 @@ def test_difficulty_is_rated_once_and_defines_groups(tmp_path):
     assert run_rating(arena) >= 24 and run_rating(arena) == 0
     events = arena.folder.events()
     assert sum(isinstance(e, DifficultyRated) for e in events) == 21
-    assert sum(isinstance(e, DifficultyNotRated) for e in events) == 3
+    assert sum(isinstance(e, NoReply) and e.to == "difficulty" for e in events) == 3
     # A rating that another annotator adds later changes no group.
     (by,) = boards_by(arena.manifest(), events, ["difficulty"], deals=20)
     assert {group.name: (group.memes, group.tasks) for group in by.groups} == {
@@ -147,7 +144,6 @@ def test_difficulty_is_rated_once_and_defines_groups(tmp_path):
         "easy (below 6)": (4, 12),
     }
     assert by.ungrouped == 3
-    ran = CliRunner().invoke(cli, ["arena", "difficulty", "--out", str(arena.root), "--report"])
-    assert ran.exit_code == 0 and "21 questions are rated, 9 of them hard" in ran.output
-    ran = CliRunner().invoke(cli, ["arena", "difficulty", "--out", str(arena.root)])
-    assert ran.exit_code == 2 and "Missing option --annotator" in ran.output
+    command = ("arena", "difficulty", "--out", arena.root)
+    assert "21 questions are rated, 9 of them hard" in output_of(*command, "--report")
+    assert "Missing option --annotator" in output_of(*command, code=2)

@@ -7,7 +7,6 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from court.backends.chat.scripted import ScriptedModel
@@ -18,12 +17,11 @@ from eval.arena.events import Judged
 from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_examples
 from eval.arena.speakers import parse_verdicts
 from eval.arena.words import words_of
-from eval.cli import cli
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
-from tests.support.arena_world import DIMENSIONS, Arena, MemoryCallCache
+from tests.support.arena_world import DIMENSIONS, Arena, MemoryCallCache, output_of
 
 
 def png():
@@ -139,8 +137,8 @@ def test_student_that_repeats_its_teacher_has_no_error(finished_arena, folder):
         and student.spearman == pytest.approx(1)
     )
     assert student.own_lift.value == 0 and student.unusable == 0 and student.n == report.comparisons
-    # A judge that always prefers the first answer says nothing about quality and contradicts itself in the other order.
-    assert base.first_share == 1 and base.consistent == 0 and base.rmse > 33
+    # A judge that always prefers the first answer says nothing about quality.
+    assert base.first_share == 1 and base.rmse > 33
     assert base.kappa.value == pytest.approx(0, abs=1e-9) or base.kappa.value is None
     assert longer.n == report.comparisons and longer.rmse > 0
     assert report.ceiling is not None and report.ceiling.n > 0 and report.ceiling.observed > 0.5
@@ -182,9 +180,8 @@ def test_distil_check_explains_wrong_folders_and_models(tmp_path, folder):
         (tmp_path, "owl", 1, "export-judge writes such a folder"),
         (folder, "wren", 2, "has no model wren. It has: owl"),
     ):
-        command = ["arena", "distil-check", str(place), "--models", str(models), "--student", student]
-        ran = CliRunner().invoke(cli, command)
-        assert ran.exit_code == code and words in ran.output
+        command = ("arena", "distil-check", place, "--models", models, "--student", student)
+        assert words in output_of(*command, code=code)
 
 
 @pytest.mark.slow

@@ -4,19 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from statsmodels.stats.multitest import multipletests
 
 from court.errors import BadRequest
 from eval.arena.folder import FixedTask
-from eval.arena.groups import LEAST_TASKS, _dealt, boards_by, group_sections, groups_of, interaction, step_down
+from eval.arena.groups import LEAST_TASKS, _dealt, boards_by, group_section, groups_of, interaction, step_down
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import Battles, wins
 from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
-from eval.cli import cli
 from eval.session.directory import json_line
-from tests.support.arena_world import Arena, ArenaModel
+from tests.support.arena_world import Arena, ArenaModel, output_of
 
 MODELS = ("a", "b", "c", "d")
 THREE = ("ash", "beech", "cedar")
@@ -43,14 +41,8 @@ def simulated(seed, *, memes=60, planted=0.0, meme_effect=0.7, within=False):
                 score.append(float(rng.random() < 1 / (1 + np.exp(theta[b] - theta[a]))))
                 meme.append(number)
                 unit.append(len(group) - 1)
-    table = Battles(
-        models=MODELS,
-        left=np.array(left, dtype=np.int64),
-        right=np.array(right, dtype=np.int64),
-        score=np.array(score),
-        meme=np.array(meme, dtype=np.int64),
-        weight=np.ones(len(left)),
-    )
+    left, right, meme = (np.array(column, dtype=np.int64) for column in (left, right, meme))
+    table = Battles(MODELS, left, right, np.array(score), meme)
     return table, np.array(unit, dtype=np.int64), np.array(group, dtype=np.int64)
 
 
@@ -67,13 +59,9 @@ def test_likelihood_ratio_equals_that_of_single_battles():
         chance = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
         return sum(won[i, j] * np.log(chance[i, j]) for i in range(4) for j in range(4) if i != j)
 
-    def only(which):
-        selected = group[unit] == which
-        columns = (table.left, table.right, table.score, table.meme, table.weight)
-        return Battles(MODELS, *(column[selected] for column in columns))
-
     found = interaction_of(3)
-    expected = 2 * (likelihood(only(0)) + likelihood(only(1)) - likelihood(table))
+    parts = [likelihood(table.at(np.flatnonzero(group[unit] == which))) for which in (0, 1)]
+    expected = 2 * (sum(parts) - likelihood(table))
     assert found.statistic == pytest.approx(expected, abs=1e-6)
 
 
@@ -167,9 +155,9 @@ def test_weakness_is_reported_only_for_groups_that_show_it(by_language):
     )
     assert [(group.name, group.tasks, group.memes) for group in found.groups] == [("de", 40, 40), ("fr", 40, 40)]
     assert found.shown and not any(group.not_rated for group in found.groups)
-    places = {group.name: [row.model for row in group.board.rows] for group in found.groups}
+    places = {group.name: [row.model for row in group.models] for group in found.groups}
     assert places["de"][0] == "beech" and places["fr"][-1] == "beech"
-    language, by_rounds, by_field = (section.notes for section in group_sections((found, rounds, field), THREE))
+    language, by_rounds, by_field = (group_section(by, THREE).notes for by in (found, rounds, field))
     assert any(note.startswith("beech is stronger in de than elsewhere") for note in language)
     # Questions of two rounds are too few for ratings and comparisons.
     assert {group.name: bool(group.not_rated) for group in rounds.groups} == {"1": False, "2": True}
@@ -195,17 +183,14 @@ def test_groups_follow_from_tags_of_tasks_and_memes(by_language):
 def test_group_without_finite_ratings_shows_win_rates_and_the_reason(tmp_path):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     Arena(tmp_path, memes=64, strengths=far, judges=["beech", "cedar"], controller="beech", own_case=True).hold()
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "relevance,gold"])
-    assert ran.exit_code == 0, ran.output
-    assert "By relevance" in ran.output and "no finite ratings" in ran.output
-    page = (tmp_path / "groups.html").read_text()
+    report = ("arena", "--report", "--out", tmp_path, "--by")
+    shown = output_of(*report, "relevance,gold")
+    assert "By relevance" in shown and "no finite ratings" in shown
+    page = (tmp_path / "leaderboard.html").read_text()
     assert "By gold" in page and "100 %" in page and "style=" not in page
-    report = json.loads(
-        CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "gold", "--json"]).output
-    )
-    assert report["by"][0]["groups"][0]["models"][0]["rating"] is None and report["by"][0]["test"]["p"] > 0
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(tmp_path), "--by", "colour"])
-    assert ran.exit_code == 1 and "'colour'" in ran.output
+    (by,) = json.loads(output_of(*report, "gold", "--json"))["by"]
+    assert by["groups"][0]["models"][0]["rating"] is None and by["test"]["p"] > 0
+    assert "'colour'" in output_of(*report, "colour", code=1)
 
 
 def test_tags_are_stored_and_part_of_the_digest(by_language):

@@ -3,13 +3,12 @@
 import itertools
 import math
 import random
-from collections import Counter
 
 import pytest
-from scipy.stats import chisquare, kendalltau
-from sklearn.metrics import cohen_kappa_score, ndcg_score
+from scipy.stats import kendalltau
+from sklearn.metrics import cohen_kappa_score
 
-from eval.arena.agreement import HumanVerdict, human_agreement, joint_scores, panels_of_size
+from eval.arena.agreement import HumanVerdict, human_agreement, joint_scores
 from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
@@ -41,11 +40,6 @@ def test_chance_ndcg_is_the_mean_over_all_orders():
     level = {"a": 1.0, "b": 1.0, "c": 0.0}
     every = [ndcg(scores(order), level) for order in itertools.permutations("abc")]
     assert chance_ndcg(level) == pytest.approx(sum(every) / len(every))
-    # scikit-learn gives the same average over random orders.
-    rng = random.Random(0)
-    drawn = [rng.sample(range(5), 5) for _ in range(4000)]
-    average = ndcg_score([[4, 3, 2, 1, 0]] * len(drawn), drawn)
-    assert chance_ndcg(scores("abcde")) == pytest.approx(average, abs=0.01)
 
 
 def test_two_published_ndcg_values_are_below_chance():
@@ -100,17 +94,6 @@ def test_joint_vote_is_one_battle_and_even_votes_are_ties():
         ((("b", "a", Verdict.B_FAR), b_wins, b_wins, b_wins), 0.0),
     ):
         assert joint_scores(votes(*ballots), "overall") == {key: score}, ballots
-
-
-@pytest.mark.parametrize("size", [2, 4, 7])
-def test_ndcg_matches_scikit_learn(size):
-    models = "abcdefg"[:size]
-    rng = random.Random(size)
-    for _ in range(20):
-        drawn_scores = {model: rng.random() for model in models}
-        relevance = [[size - place for place in range(1, size + 1)]]
-        by_scikit_learn = ndcg_score(relevance, [[drawn_scores[model] for model in models]])
-        assert ndcg(drawn_scores, scores(models)) == pytest.approx(by_scikit_learn)
 
 
 def test_tied_models_count_as_the_mean_over_their_orders():
@@ -206,24 +189,6 @@ def test_agreement_of_panels_with_people_matches_hand_counts():
     assert human_agreement(alone, people).panels == ()
 
 
-def test_panels_of_many_judges_are_sampled():
-    """24 judges form 16.8 million panels; 200 judges more than can be listed."""
-    names = [f"j{number:02}" for number in range(24)]
-    events = [judged(f"m{number}", "a", "b", judge, Verdict.A) for judge in names for number in range(2)]
-    people = [HumanVerdict(meme=f"m{number}", task=0, one="a", other="b", who="p", better="one") for number in range(2)]
-    sizes = human_agreement(events, people).panels
-    assert [one.panels for one in sizes] == [24, 276, *[1000] * 19, 276, 24, 1]
-    assert human_agreement(events, people).panels == sizes
-    many = panels_of_size([f"j{number}" for number in range(200)], 100, 50, random.Random(0))
-    assert len(set(many)) == 50 and all(len(set(panel)) == 100 for panel in many)
-    # Each judge is equally likely, in listed and in drawn panels.
-    for judges, size in ((16, 3), (40, 4)):
-        drawn = panels_of_size(range(judges), size, 500, random.Random(1))
-        counted = Counter(itertools.chain(*drawn))
-        assert len(set(drawn)) == 500 and all(panel == tuple(sorted(panel)) for panel in drawn)
-        assert chisquare([counted[judge] for judge in range(judges)]).pvalue > 0.01
-
-
 def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
     events = [
         judged("m1", "a", "b", "j", Verdict.A),
@@ -255,11 +220,12 @@ def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
     ]
     found = human_agreement(events, humans)
     assert (found.battles, found.even) == (3, 2)
-    assert found.accuracy.value == pytest.approx(2 / 3) and found.decided.value == pytest.approx(1 / 2)
-    assert found.accuracies["j"].value == pytest.approx(3 / 4) and found.accuracies["k"].value == pytest.approx(1 / 2)
+    assert found.accuracy.value == pytest.approx(2 / 3)
+    j, k = found.judges
+    assert (j.judge, j.accuracy.value) == ("j", pytest.approx(3 / 4))
+    assert (k.judge, k.accuracy.value, k.kappa.n) == ("k", pytest.approx(1 / 2), 2)
     expected = cohen_kappa_score(["first", "tie", "second"], ["first", "tie", "first"])
     assert found.kappa.value == pytest.approx(expected)
-    assert set(found.judges) == {"j", "k"} and found.judges["k"].n == 2
     assert found.people.n == 3  # m1, m2 and m5 were judged by several
     without_people = human_agreement(events, [])
     assert without_people.accuracy is None and without_people.kappa.value is None

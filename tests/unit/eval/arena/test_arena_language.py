@@ -6,7 +6,7 @@ from eval.arena.events import Answered, Style, TaskFormulated
 from eval.arena.folder import FixedTask
 from eval.arena.leaderboard import LanguageShare, answer_languages, leaderboard
 from eval.commands.arena import figures_of
-from tests.support.arena_world import Arena, ArenaModel
+from tests.support.arena_world import THREE, Arena, ArenaModel
 from tests.support.report_page import board_page, board_text
 
 pytest.importorskip("py3langid", reason="needs the extra eval")
@@ -39,28 +39,20 @@ def share_of(language, *texts):
 
 @pytest.mark.parametrize("wanted", SENTENCES)
 def test_only_the_answer_in_the_requested_language_counts_as_right(wanted):
-    one = share_of(wanted, *SENTENCES.values())
-    assert (one.told, one.right, one.short, one.undetected) == (9, 1, 0, 0)
-    assert one.others == {language: 1 for language in SENTENCES if language != wanted}
-    assert one.share == pytest.approx(1 / 9)
+    assert share_of(wanted, *SENTENCES.values()) == LanguageShare(told=9, right=1, unknown=0)
 
 
 @pytest.mark.parametrize("tag", ["zh-Hant-TW", "zh_CN", "ZH", "yue", "cmn"])
 def test_script_and_region_of_a_language_tag_are_ignored(tag):
-    assert share_of(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(
-        2, 1, short=0, undetected=0, others={"ja": 1}
-    )
+    assert share_of(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(told=2, right=1, unknown=0)
 
 
 def test_short_answers_and_unknown_languages_are_not_counted_as_wrong():
-    assert (
-        share_of("de", "Das ist unser neue(s) Haus!").told == 1
-        and share_of("de", "Das ist unser neue Haus!").short == 1
-    )
-    assert share_of("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, undetected=0, others={})
+    short = share_of("de", "Das ist unser neue(s) Haus!", "Ja.", "2026!", "")
+    assert short == LanguageShare(told=1, right=1, unknown=3)
     assert share_of("de", "Ja.").share is None
     # The detector does not know the language, so answers are counted neither as right nor as wrong.
-    assert share_of("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, undetected=1, others={})
+    assert share_of("tlh", SENTENCES["de"]) == LanguageShare(told=0, right=0, unknown=1)
 
 
 def test_only_answers_to_questions_with_a_language_count():
@@ -71,47 +63,23 @@ def test_only_answers_to_questions_with_a_language_count():
         answer_of(SENTENCES["fr"], task=1),
         answer_of(SENTENCES["fr"], task=1, target="beech"),
     ]
-    assert answer_languages(events) == {"ash": LanguageShare(1, 1, short=0, undetected=0, others={})}
+    assert answer_languages(events) == {"ash": LanguageShare(told=1, right=1, unknown=0)}
 
 
-@pytest.fixture(scope="module")
-def arenas(tmp_path_factory):
-    """Two arenas of the same models: one asks for answers in German, but beech answers in English."""
+@pytest.mark.parametrize("language", ["de", ""])
+def test_leaderboard_has_a_language_column_where_a_language_is_asked_for(tmp_path, language):
+    """Beech answers in English, the others in German."""
 
     class Speaker(ArenaModel):
         def _quality(self, meme):
-            sentence = SENTENCES["en" if self.name == "beech" else "de"]
-            return f"{sentence} {super()._quality(meme)}"
+            return f"{SENTENCES['en' if self.name == 'beech' else 'de']} {super()._quality(meme)}"
 
-    strengths = {"ash": 0.6, "beech": 0.3, "cedar": 0.0}
-    boards = {}
-    for language in ("de", ""):
-        tasks = {f"m{n}": (FixedTask(meme=f"m{n}", rounds=("Who is shown?",), language=language),) for n in range(12)}
-        arena = Arena(
-            tmp_path_factory.mktemp("arena"),
-            strengths=strengths,
-            judges=["ash", "cedar"],
-            voices={name: Speaker(name, strengths) for name in strengths},
-            plan={"fixed_tasks": tasks},
-        )
-        boards[language] = leaderboard(arena.hold())
-    return boards
-
-
-def test_leaderboard_has_a_language_column(arenas):
-    board = arenas["de"]
-    assert {one.model: one.in_language.share for one in board.targets} == {"ash": 1, "beech": 0, "cedar": 1}
-    lines = board_text(board).splitlines()
-    assert any("in the language asked for" in line for line in lines)
-    (beech,) = (line for line in lines if line.startswith("beech ") and " of 12" in line)
-    assert "0.0 % of 12" in beech and any("ash" in line and "100.0 % of 12" in line for line in lines)
-    page = board_page(board)
-    assert "in the language asked for" in page and "of 12, 12 en" in page
-    in_language = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
-    assert in_language["beech"] == {"told": 12, "right": 0, "short": 0, "undetected": 0, "others": {"en": 12}}
-
-
-def test_leaderboard_has_no_language_column_when_no_language_is_requested(arenas):
-    board = arenas[""]
-    assert all(one.in_language is None for one in board.targets)
-    assert all("in the language asked for" not in form for form in (board_text(board), board_page(board)))
+    tasks = {f"m{n}": (FixedTask(meme=f"m{n}", rounds=("Who is shown?",), language=language),) for n in range(12)}
+    voices = {name: Speaker(name, THREE) for name in THREE}
+    arena = Arena(tmp_path, strengths=THREE, judges=["ash", "cedar"], voices=voices, plan={"fixed_tasks": tasks})
+    board = leaderboard(arena.hold())
+    shown = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
+    wanted = {name: {"told": 12, "right": 12 * (name != "beech"), "unknown": 0} if language else None for name in THREE}
+    assert shown == wanted
+    for form in (board_text(board), board_page(board)):
+        assert ("in the language asked for" in form) == ("0.0 % of 12" in form) == bool(language)

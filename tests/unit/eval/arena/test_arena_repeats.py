@@ -1,29 +1,19 @@
 """Arenas repeated with other seeds, and arenas on memes of several data sets."""
 
-import asyncio
 import itertools
 import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
+from eval.arena.compare import arena_repeats, ordered_by, repeat_section, repeated_board, times_ahead
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
-from eval.arena.repeats import arena_repeats, ordered_by, repeat_section, repeated_board, times_ahead
-from eval.arena.run import Ask, run
-from eval.arena.settings import ArenaSettings
-from eval.cli import cli
 from eval.datasets.known import find_card
-from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.samples import Sample, Samples
-from tests.support.arena_world import Arena, ArenaModel, numbered
+from tests.support.arena_world import THREE, Arena, ask_on_disk, output_of, run_on_disk
 from tests.support.probing import TEXTS, write_data_set
-
-THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +21,7 @@ def repeats_root(tmp_path_factory):
     """Three repeats of one arena, in folders named as the command names them."""
     root = tmp_path_factory.mktemp("repeats")
     for number in range(3):
-        place = root / f"repeat-{number + 1}"
-        place.mkdir()
-        Arena(place, memes=6, strengths=THREE, judges=["ash", "beech"], seed=number).hold()
+        Arena(root / f"repeat-{number + 1}", memes=6, strengths=THREE, judges=["ash", "beech"], seed=number).hold()
     return root
 
 
@@ -63,9 +51,7 @@ def test_statistics_over_repeats_match_hand_calculation(repeats_root):
 def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, repeats_root):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     for number in range(2):
-        (tmp_path / f"repeat-{number + 1}").mkdir()
-        arena = Arena(tmp_path / f"repeat-{number + 1}", memes=4, strengths=far, seed=number, own_case=True)
-        arena.hold()
+        Arena(tmp_path / f"repeat-{number + 1}", memes=4, strengths=far, seed=number, own_case=True).hold()
     together = repeated_board(boards_of(tmp_path))
     assert ordered_by(together) == "win_rate" and next(iter(together.rows)) == "ash"
     assert together.rows["ash"]["win_rate"].mean == 1
@@ -78,17 +64,16 @@ def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_pa
 
 
 def test_command_reports_on_all_repeats(repeats_root):
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root)])
-    assert ran.exit_code == 0, ran.output
-    assert "3 repeats about the same memes, seeds 0, 1, 2" in ran.output and "ahead of the next" in ran.output
+    report = output_of("arena", "--report", "--out", repeats_root)
+    assert "3 repeats about the same memes, seeds 0, 1, 2" in report and "ahead of the next" in report
     page = (repeats_root / "leaderboard.html").read_text()
     assert "Over all repeats" in page and "quality=" not in page and "style=" not in page
     assert (repeats_root / "repeat-2" / "leaderboard.html").exists()
-    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--by", "gold"])
-    assert ran.exit_code == 2 and "folder of a repeat" in ran.output
-    ran = CliRunner().invoke(cli, ["arena", "--out", str(repeats_root / "new"), "--repeats", "2", "--by", "gold"])
-    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (repeats_root / "new").exists()
-    report = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--json"]).output)
+    assert "folder of a repeat" in output_of("arena", "--report", "--out", repeats_root, "--by", "gold", code=2)
+    new = repeats_root / "new"
+    assert "--by is for one arena" in output_of("arena", "--out", new, "--repeats", 2, "--by", "gold", code=2)
+    assert not new.exists()
+    report = json.loads(output_of("arena", "--report", "--out", repeats_root, "--json"))
     means = [row["rating"]["mean"] for row in report["rows"].values()]
     assert len(report["repeats"]) == 3 and means == sorted(means, reverse=True) and len(report["ahead"]) == 2
 
@@ -101,41 +86,15 @@ def data_sets(tmp_path_factory):
     return root
 
 
-def run_arena(request):
-    async def go():
-        store = SqliteCallCache.open(request.calls)
-        scripted = {name: ScriptedModel(numbered(ArenaModel(name, THREE)), name=name) for name in THREE}
-        opened = {
-            name: MeteredModel(name, model, store=store, run_seed=request.seed) for name, model in scripted.items()
-        }
-        messages = []
-        try:
-            await run(request, messages.append, models=opened)
-        finally:
-            await store.close()
-        return sum(len(model.asked) for model in scripted.values()), messages
-
-    return asyncio.run(go())
-
-
-def arena_request(out, samples):
-    settings = ArenaSettings(targets=tuple(THREE), judges=("ash", "beech"), controller="ash", resamples=100)
-    specs = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in THREE}
-    return Ask(out=out, name="two sets", settings=settings, specs=specs, samples=samples)
-
-
 def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_sets):
     fhm = Sample(find_card("fhm"), data_sets / "fhm", "dev_seen", limit=2)
     # The same files under another name save making a second data set.
     more = Sample(find_card("synthetic-fhm"), data_sets / "more", "dev_seen", limit=2)
-    repeats = arena_repeats(arena_request(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
-    assert [(request.seed, request.sample_seed, request.out.name) for request in repeats] == [
-        (0, None, "repeat-1"),
-        (1, 0, "repeat-2"),
-    ]
+    request = ask_on_disk(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True))
+    repeats = arena_repeats(request, 2)
+    assert [(one.seed, one.sample_seed, one.out.name) for one in repeats] == [(0, None, "repeat-1"), (1, 0, "repeat-2")]
     assert repeats[0].calls == repeats[1].calls == tmp_path / "arena" / "calls.sqlite"
-    first, _ = run_arena(repeats[0])
-    second, _ = run_arena(repeats[1])
+    first, second = map(run_on_disk, repeats)
     manifests = [ArenaFolder(request.out).manifest() for request in repeats]
     assert manifests[0].memes == manifests[1].memes and len(manifests[0].memes) == 4
     assert {meme.dataset for meme in manifests[0].memes} == {"fhm", "synthetic-fhm"}
@@ -147,8 +106,7 @@ def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_se
     assert (manifests[0].dataset, manifests[0].limit) == ("fhm + synthetic-fhm", None)
     # Profiles and questions are random, so that calls that depend on them are repeated; the others are not.
     assert 0 < second <= first
-    assert run_arena(repeats[0])[0] == 0
-    assert arena_repeats(arena_request(tmp_path / "arena", repeats[0].samples), 3)[2].seed == 2
+    assert run_on_disk(repeats[0]) == 0 and arena_repeats(request, 3)[2].seed == 2
 
 
 def test_command_takes_memes_from_file_or_options_but_not_both(tmp_path, data_sets):
@@ -159,15 +117,13 @@ def test_command_takes_memes_from_file_or_options_but_not_both(tmp_path, data_se
         table + arena + f'only = "harmful"\nsample = [{{dataset = "fhm", data = "{data_sets / "fhm"}"}}]\n'
     )
 
-    def error_of(*options):
-        ran = CliRunner().invoke(cli, ["arena", "--models", str(models), "--out", str(tmp_path / "out"), *options])
-        assert ran.exit_code != 0
-        return " ".join(ran.output.split())
+    def error_of(*options, code):
+        output = output_of("arena", "--models", models, "--out", tmp_path / "out", *options, code=code)
+        return " ".join(output.split())
 
-    assert "names the memes with sample: leave --data, --limit out" in error_of(
-        "--data", str(data_sets), "--limit", "3"
-    )
+    both = error_of("--data", data_sets, "--limit", 3, code=2)
+    assert "names the memes with sample: leave --data, --limit out" in both
     models.write_text(table + arena + 'sample = [{dataset = "nothing", data = "."}]\n')
-    assert "There is no data set 'nothing'" in error_of()
+    assert "There is no data set 'nothing'" in error_of(code=1)
     models.write_text(table + arena)
-    assert "Missing option --data" in error_of()
+    assert "Missing option --data" in error_of(code=2)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from eval.cli import cli
 from eval.datasets.items import Protocol
 from eval.runs.results import read_results
+from tests.support.arena_world import output_of
 from tests.support.report_runs import write_report_run
 
 TEXT = "a text that stays where it is"
@@ -19,16 +18,6 @@ TEXT = "a text that stays where it is"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return write_report_run(tmp_path_factory.mktemp("run") / "run")
-
-
-def output_of(*command, code=0):
-    ran = CliRunner().invoke(cli, [*map(str, command)])
-    assert ran.exit_code == code, ran.output
-    return ran.output
-
-
-def all_strings(details):
-    return all(isinstance(value, str) for value in details.values())
 
 
 def test_parquet_export_matches_the_run_s_predictions(run, tmp_path):

@@ -5,19 +5,17 @@ import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from eval.arena.folder import FixedTask, read_lines
 from eval.arena.speakers import parse_place
 from eval.arena.task_set import SetRules, build_set, without_copies
-from eval.cli import cli
 from eval.models.metered import MeteredModel
 from eval.reproduce.demonstrations import served
 from eval.standin.server import FakeModelServer
 from eval.standin.settings import Settings
 from eval.synthetic.make import Layout, make, read_key
-from tests.support.arena_world import MemoryCallCache, arena_meme
+from tests.support.arena_world import MemoryCallCache, arena_meme, output_of
 
 SUBJECTS = ("Which plant grows in the pot, {}?", "How many cups stand here, {}?", "Who drew the cat, {}?")
 FIELDS = ("science", "mathematics", "arts")
@@ -133,30 +131,23 @@ def test_command_builds_a_set_that_an_arena_reads(tmp_path):
 
     with served({"note": FakeModelServer(Settings(model="m", capacity=8), answer=answer)}) as urls:
         (tmp_path / "arena.toml").write_text(f'[models.note]\nurl = "{urls["note"]}"\nmodel = "m"\n')
-        words = [
-            "arena",
-            "tasks",
-            "build",
-            "all.jsonl",
-            "--annotator",
-            "note",
-            "--models",
-            "arena.toml",
-            "--data",
-            "data",
-        ]
-        words += ["--stop-words", "stop.txt", "--per-field", "3", "--hardest", "2", "--out", "set.jsonl"]
-        words += ["--fields", "science, mathematics, arts"]
-        paths = [str(tmp_path / word) if (tmp_path / word).exists() or word == "set.jsonl" else word for word in words]
-        ran = CliRunner().invoke(cli, [*paths, "--json"])
-        assert ran.exit_code == 0, ran.output
-        printed = json.loads(ran.stdout)
+        command = ("arena", "tasks", "build", tmp_path / "all.jsonl", "--annotator", "note")
+        command += ("--models", tmp_path / "arena.toml", "--data", tmp_path / "data", "--fields", ",".join(FIELDS))
+        rules = (
+            "--stop-words",
+            tmp_path / "stop.txt",
+            "--per-field",
+            3,
+            "--hardest",
+            2,
+            "--out",
+            tmp_path / "set.jsonl",
+        )
+        shown = output_of(*command, *rules, "--json")
+        printed = json.loads(shown[shown.index("{") :])
         assert printed["left"]["without a stop word"] == 30 and printed["left"]["balanced over fields"] == 9
         assert printed["left"]["hardest of each language"] == 4 == sum(printed["fields"].values())
-        assert len(read_lines(tmp_path / "set.jsonl", FixedTask)) == 4 and "Which" not in ran.output
-        again = CliRunner().invoke(cli, paths)
-        assert again.exit_code == 2 and "is there already" in again.output
-    missing = CliRunner().invoke(
-        cli, [*paths[:-2], "--stop-words", str(tmp_path / "none"), "--out", str(tmp_path / "n")]
-    )
-    assert missing.exit_code != 0 and "can't be read" in missing.output
+        assert len(read_lines(tmp_path / "set.jsonl", FixedTask)) == 4 and "Which" not in shown
+        assert "is there already" in output_of(*command, *rules, code=2)
+    none = output_of(*command, "--stop-words", tmp_path / "none", "--out", tmp_path / "new", code=2)
+    assert "can't be read" in none

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from sklearn.metrics import cohen_kappa_score
 from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
 
@@ -20,7 +19,6 @@ from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.events import Judged
 from eval.arena.folder import read_lines
 from eval.arena.rating import KINDS, RoundRatings, measures_by_round, plateau, ratings_by_round
-from eval.cli import cli
 from eval.probe.folder import MARK
 from eval.reports.ratings import (
     Criterion,
@@ -39,25 +37,10 @@ from eval.reports.ratings import (
 from eval.scores.annotators import alpha
 from eval.scores.measure import Figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
-from tests.support.arena_world import STRENGTHS, Arena
+from tests.support.arena_world import STRENGTHS, Arena, output_of
 from tests.support.probing import TEXTS, ProbeWorld, a_plan, probed, write_data_set
 
 # Formulas
-
-
-def test_alpha_matches_krippendorffs_published_example():
-    """Four observers, twelve units, with gaps: 0.815 for ordered scores (Krippendorff 2011, section D)."""
-    gap = None
-    observers = (
-        (1, 2, 3, 3, 2, 1, 4, 1, 2, gap, gap, gap),
-        (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, gap, 3),
-        (gap, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, gap),
-        (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, gap),
-    )
-    units = [[score for score in unit if score is not None] for unit in zip(*observers, strict=True)]
-    assert alpha(units) == pytest.approx(0.815, abs=5e-4)
-    assert alpha([[1, 1], [2, 2], [3, 3]]) == 1
-    assert alpha([[2, 2], [2, 2]]) is None is alpha([[1], [2]])
 
 
 def rated(scores, origins=None, repeats=None):
@@ -90,7 +73,9 @@ def test_kappas_and_means_match_other_implementations():
     assert found.cohen == pytest.approx(np.mean(pairs))
     both = list(zip(table[:, 0].tolist(), table[:, 1].tolist(), strict=True))
     assert weighted_kappa(both) == pytest.approx(cohen_kappa_score(*zip(*both, strict=True), weights="quadratic"))
-    assert weighted_kappa([(1, 1), (1, 1)]) is None is weighted_kappa([])
+    assert (
+        weighted_kappa([(1, 1), (1, 1)]) is None is weighted_kappa([]) is alpha([[2, 2], [2, 2]]) is alpha([[1], [2]])
+    )
     # One minus the mean squared difference over that of all pairs, by hand: 1/2 over 14/4. The score 2 does not occur.
     assert weighted_kappa([(1, 1), (4, 3)]) == pytest.approx(1 - (1 / 2) / (14 / 4))
 
@@ -180,12 +165,6 @@ def finished_arena(tmp_path_factory):
     return arena
 
 
-def rate(*arguments, code=0):
-    ran = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert ran.exit_code == code, ran.output
-    return ran.output
-
-
 def key_of(path):
     return SheetKey.model_validate_json(path.read_bytes())
 
@@ -197,7 +176,7 @@ def test_guidelines_of_every_round_are_drawn_from_different_memes(finished_arena
 
     def drawn(*options, code=0):
         sheet = ("--sheet", tmp_path / "g", "--out", finished_arena.root)
-        output = rate("arena", "rate", *sheet, *options, code=code)
+        output = output_of("arena", "rate", *sheet, *options, code=code)
         return output if code else [one.origin for one in key_of(tmp_path / "g.key.json").items.values()]
 
     by_round = {}
@@ -214,7 +193,8 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
     rounds.
     """
     sheet = tmp_path / "rate.jsonl"
-    report = rate("arena", "rate", "--out", finished_arena.root, "--rounds", "0-4", "--count", 40, "--sheet", sheet)
+    rate = ("arena", "rate", "--out", finished_arena.root)
+    report = output_of(*rate, "--rounds", "0-4", "--count", 40, "--sheet", sheet)
     assert "44 items, 4 of them a second time" in report and "is not for the raters" in report
     key = key_of(tmp_path / "rate.key.json")
     rng = random.Random(0)
@@ -227,15 +207,15 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
                     one = {"item": row["item"], "who": rater, "criterion": criterion, "score": score}
                     file.write(json.dumps(one) + "\n")
     files = [part for rater in "pqr" for part in ("--ratings", tmp_path / f"{rater}.jsonl")]
-    arguments = ["arena", "rate", "--out", finished_arena.root, "--key", tmp_path / "rate.key.json", *files]
-    figures = json.loads(rate(*arguments, "--json"))
+    arguments = (*rate, "--key", tmp_path / "rate.key.json", *files)
+    figures = json.loads(output_of(*arguments, "--json"))
     means = [round_figures["mean"]["value"] for round_figures in figures["by_round"]]
     assert means == sorted(means[:3]) + means[3:] and means[0] < 1.2 < 1.9 < means[1] < 2.1 < 2.8 < means[2]
     assert figures["plateau"] == 2
     soundness = next(rating for rating in figures["ratings"] if rating["criterion"] == "soundness")
     assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["repeated"] == 12
     assert min(soundness["cohen"], soundness["alpha"], soundness["fleiss"]["value"]) > 0.6
-    report = rate(*arguments, "--html", tmp_path / "page.html")
+    report = output_of(*arguments, "--html", tmp_path / "page.html")
     assert "fusion_rounds = 2" in report and "2.50" in report and "style=" not in (tmp_path / "page.html").read_text()
 
 
@@ -251,7 +231,8 @@ def test_no_plateau_is_found_while_the_last_round_still_gains():
 
 
 def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
-    rate("arena", "rate", "--out", finished_arena.root, "--what", "contexts", "--count", 8, "--sheet", tmp_path / "c")
+    sheet = ("--what", "contexts", "--count", 8, "--sheet", tmp_path / "c")
+    output_of("arena", "rate", "--out", finished_arena.root, *sheet)
     rows = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
     assert all(len(row["parts"]) == 6 and "context_diversity" in row["criteria"] for row in rows)
     kinds = {re.search("of (high|moderate|unrelated)", row["parts"]["person 1"])[1] for row in rows}
@@ -265,7 +246,7 @@ def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
 def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, tmp_path):
     """A person who always prefers the stronger model agrees with judges as often as they do."""
     out, sheet = finished_arena.root, tmp_path / "b"
-    rate("arena", "rate", "--out", out, "--what", "battles", "--count", 60, "--sheet", sheet)
+    output_of("arena", "rate", "--out", out, "--what", "battles", "--count", 60, "--sheet", sheet)
     key = key_of(tmp_path / "b.key.json")
     rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert all(set(row["parts"]) == {"question", "A", "B"} and set(row["criteria"]) == {"better"} for row in rows)
@@ -278,9 +259,9 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
     scores = {name: 1 if STRENGTHS[one["a"]] > STRENGTHS[one["b"]] else 3 for name, one in origins.items()}
     lines = ({"item": name, "who": "p", "criterion": "better", "score": score} for name, score in scores.items())
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    arguments = ("arena", "rate", "--out", out, "--ratings", tmp_path / "p.jsonl", "--key", tmp_path / "b.key.json")
-    ran = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
-    people = json.loads(ran.stdout)["people"]
+    rated_by = ("--ratings", tmp_path / "p.jsonl", "--key", tmp_path / "b.key.json", "--json")
+    shown = output_of("arena", "rate", "--out", out, *rated_by)
+    people = json.loads(shown[shown.index("{") :])["people"]
     battles = {(o["meme"], o["task"], *sorted((o["a"], o["b"]))) for o in origins.values()}
     hits = []
     for event in finished_arena.folder.events():
@@ -290,11 +271,11 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
             hits.append(won == stronger)
     assert people["battles"] == len(hits) == 60 and people["accuracy"]["value"] == pytest.approx(np.mean(hits))
     assert people["accuracy"]["low"] < np.mean(hits) < people["accuracy"]["high"]
-    assert sum(one["n"] * one["accuracy"]["value"] for one in people["judges"]) == pytest.approx(sum(hits))
+    assert sum(one["kappa"]["n"] * one["accuracy"]["value"] for one in people["judges"]) == pytest.approx(sum(hits))
     # The arena itself reads what the sheet makes: the same figures, and repeats count once.
     verdicts = read_lines(tmp_path / "b.humans.jsonl", HumanVerdict)
     assert len(verdicts) == 60 < len(rows) and human_agreement(finished_arena.folder.events(), verdicts).battles == 60
-    shown = rate("arena", "--report", "--out", out, "--humans", tmp_path / "b.humans.jsonl")
+    shown = output_of("arena", "--report", "--out", out, "--humans", tmp_path / "b.humans.jsonl")
     assert "Panel and people" in shown and f"{100 * np.mean(hits):.1f} [" in shown
 
 
@@ -325,28 +306,24 @@ def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
 
 
 def test_measures_by_round_need_no_ratings():
-    texts = [
-        RatedItem(
-            (("background", "Tea is hot."), ("reasoning", "People drink it")), {"meme": "m", "task": 0, "round": 0}
-        ),
-        RatedItem(
-            (("background", "Tea is cold."), ("reasoning", "people drink it")), {"meme": "m", "task": 0, "round": 1}
-        ),
-    ]
-    start, end = measures_by_round(texts)
+    texts = (("Tea is hot.", "People drink it"), ("Tea is cold.", "people drink it"))
+    start, end = measures_by_round(
+        [
+            RatedItem((("background", one), ("reasoning", other)), {"meme": "m", "task": 0, "round": number})
+            for number, (one, other) in enumerate(texts)
+        ]
+    )
     assert (start.words, start.kept, end.words) == (6, None, 6)
     assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
 
 
 def test_bad_options_and_files_are_named(finished_arena, tmp_path):
-    assert "By round of the fusion" in rate("arena", "rate", "--out", finished_arena.root)  # needs no raters
-    assert "takes a range" in rate(
-        "arena", "rate", "--out", finished_arena.root, "--rounds", "4-1", "--sheet", "x", code=2
-    )
-    rate("arena", "rate", "--out", finished_arena.root, "--sheet", tmp_path / "s")
-    ratings = tmp_path / "r.jsonl"
-    arguments = ("arena", "rate", "--out", finished_arena.root, "--ratings", ratings)
-    assert "needs --key" in rate(*arguments, code=2)
+    assert "By round of the fusion" in output_of("arena", "rate", "--out", finished_arena.root)  # needs no raters
+    rate, ratings = ("arena", "rate", "--out", finished_arena.root), tmp_path / "r.jsonl"
+    assert "takes a range" in output_of(*rate, "--rounds", "4-1", "--sheet", "x", code=2)
+    output_of(*rate, "--sheet", tmp_path / "s")
+    arguments = (*rate, "--ratings", ratings)
+    assert "needs --key" in output_of(*arguments, code=2)
     for line, message in (
         ('{"item": "r01"}', "line 1: who: Field required"),
         ('{"item": "zz", "who": "p", "criterion": "soundness", "score": 1}', "no item zz"),
@@ -354,7 +331,7 @@ def test_bad_options_and_files_are_named(finished_arena, tmp_path):
         ("", "no rating in these files"),
     ):
         ratings.write_text(line + "\n")
-        assert message in " ".join(rate(*arguments, "--key", tmp_path / "s.key.json", code=1).split())
+        assert message in " ".join(output_of(*arguments, "--key", tmp_path / "s.key.json", code=1).split())
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -383,7 +360,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
         ("scores", {"text", "asked about", "reference", "explanation"}),
         ("rewritten", {"text as it was", "misbelief", "rewritten text"}),
     ):
-        rate("probe", "rate", "--out", a_probe.root, "--what", sheet_kind, "--sheet", tmp_path / sheet_kind)
+        output_of("probe", "rate", "--out", a_probe.root, "--what", sheet_kind, "--sheet", tmp_path / sheet_kind)
         rows = [json.loads(line) for line in (tmp_path / f"{sheet_kind}.jsonl").read_text().splitlines()]
         assert all(set(row["parts"]) == parts for row in rows)
         assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (sheet_kind == "rewritten") for row in rows)
@@ -397,7 +374,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
                 score = high if agent is None else agent
                 one = {"item": row["item"], "who": "p", "criterion": criterion, "score": max(low, score)}
                 file.write(json.dumps(one) + "\n")
-        reports[sheet_kind] = rate(
+        reports[sheet_kind] = output_of(
             *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{sheet_kind}-rated.jsonl"),
             *("--key", tmp_path / f"{sheet_kind}.key.json", "--threshold", 6),
         )
@@ -407,7 +384,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
     assert "agree in 1.000 of 8 cases, κ 1.000" in reports["scores"]
     assert "Beside people" not in reports["references"] + reports["rewritten"] and "2.92" in reports["references"]
     assert not any(text in "".join(reports.values()) for text, _ in TEXTS)
-    assert "Draw a sheet" in rate("probe", "rate", "--out", a_probe.root, code=2)
+    assert "Draw a sheet" in output_of("probe", "rate", "--out", a_probe.root, code=2)
 
 
 def test_ratings_by_round_ignore_repeated_items_and_the_last_rating_counts(tmp_path):
@@ -423,15 +400,6 @@ def test_ratings_by_round_ignore_repeated_items_and_the_last_rating_counts(tmp_p
 
 
 def test_key_written_by_another_command_is_refused(finished_arena, a_probe, tmp_path):
-    rate("probe", "rate", "--out", a_probe.root, "--what", "mine", "--sheet", tmp_path / "mine")
-    arguments = (
-        "arena",
-        "rate",
-        "--out",
-        finished_arena.root,
-        "--ratings",
-        tmp_path / "r",
-        "--key",
-        tmp_path / "mine.key.json",
-    )
-    assert "another command's" in rate(*arguments, code=1)
+    output_of("probe", "rate", "--out", a_probe.root, "--what", "mine", "--sheet", tmp_path / "mine")
+    rated_by = ("--ratings", tmp_path / "r", "--key", tmp_path / "mine.key.json")
+    assert "another command's" in output_of("arena", "rate", "--out", finished_arena.root, *rated_by, code=1)

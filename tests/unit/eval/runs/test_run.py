@@ -36,8 +36,8 @@ from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths, Verdict
-from eval.arena.cross_examination import tasks_of_run
 from eval.arena.folder import FixedTask, read_lines
+from eval.arena.task_set import tasks_of_run
 from eval.cli import cli
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.datasets.known import find_card
