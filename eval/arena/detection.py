@@ -41,9 +41,9 @@ async def rate_difficulty(
     events = folder.events()
     tasks = {(event.meme, event.task): event for event in events if isinstance(event, TaskFormulated)}
     folder.require_memes((meme for meme, _ in tasks), memes)
-    asked = [e for e in events if isinstance(e, DifficultyRated) and e.annotator == annotator.name]
-    silent = [e for e in _silent(events, "difficulty") if e.model == annotator.name]
-    rated = {(e.meme, e.task) for e in (*asked, *silent)}
+    rated = {(e.meme, e.task) for e in events if isinstance(e, DifficultyRated) and e.annotator == annotator.name} | {
+        (e.meme, e.task) for e in _silent(events, "difficulty") if e.model == annotator.name
+    }
     guidelines = guidelines_of(events)
 
     async def one(task: TaskFormulated) -> Event:

@@ -55,7 +55,7 @@ _TOKENS_IN, _TOKENS_OUT = 1500, 300
 def estimated_calls(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     """Estimates the calls that an arena makes, and their cost in US dollars."""
     settings = ask.settings
-    # Only an estimate: forfeits and cached replies make it less, repeated calls for unusable replies make it more.
+    # Only an estimate: missing answers and stored replies make it less, repeated calls for unusable ones make it more.
     tasks = fixed or len(Relevance) * memes
     meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
     if settings.pairing == "baseline":
