@@ -22,16 +22,12 @@ class Gold(StrEnum):
 
     TRUE = "True"
     FALSE = "False"
-    UNKNOWN = "Unknown"
-    """Its data set could not say either; figures leave it out."""
 
 
-_GOLD: dict[object, Gold] = {
+_GOLD: dict[object, Gold | None] = {
     **dict.fromkeys(("true", "supported", "supports"), Gold.TRUE),
     **dict.fromkeys(("false", "refuted", "refutes"), Gold.FALSE),
-    **dict.fromkeys(
-        ("unknown", "not enough evidence", "not supported", "partially supported", "na", "none", ""), Gold.UNKNOWN
-    ),
+    **dict.fromkeys(("unknown", "not enough evidence", "not supported", "partially supported", "na", "none", "")),
 }
 
 
@@ -46,6 +42,8 @@ class GoldClaim:
 
 def read_claims(path: Path) -> tuple[GoldClaim, ...]:
     """Reads a file of claims, one JSON object per line; each line's layout is detected from its fields.
+
+    Claims that their data set calls unknown are left out, as published: no answer to them is right.
 
     ::
 
@@ -66,6 +64,8 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
                 raise ValueError(record)
             for place, (text, label) in enumerate(_claims_of(record), 1):
                 claim = _claim(record, f"{line}.{place}", text, label)
+                if claim is None:
+                    continue
                 if claim.id in ids:
                     raise ValueError(f"its id {claim.id[:40]!r} is taken")
                 ids.add(claim.id)
@@ -77,7 +77,7 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
         more = f"; and {len(faults) - _SHOWN:,} more lines" if len(faults) > _SHOWN else ""
         raise BadRequest(f"{path.name} can't be used: {'; '.join(faults[:_SHOWN])}{more}.", reason="CLAIMS_UNREADABLE")
     if not claims:
-        raise BadRequest(f"{path.name} holds no claim.", reason="CLAIMS_UNREADABLE")
+        raise BadRequest(f"{path.name} holds no claim that is true or false.", reason="CLAIMS_UNREADABLE")
     return tuple(claims)
 
 
@@ -117,7 +117,7 @@ def _paired(claims: object, labels: object) -> Iterator[tuple[object, object]]:
     yield from zip(claims, labels, strict=True)
 
 
-def _claim(record: dict[str, Any], place: str, text: object, label: object) -> GoldClaim:
+def _claim(record: dict[str, Any], place: str, text: object, label: object) -> GoldClaim | None:
     if not isinstance(text, str) or not text.strip() or len(text) > _MOST:
         raise ValueError(f"a claim is a text of up to {_MOST:,} characters")
     known = record.get("id")
@@ -129,4 +129,5 @@ def _claim(record: dict[str, Any], place: str, text: object, label: object) -> G
     word = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     if not isinstance(label, str | bool | None) or word not in _GOLD:
         raise ValueError(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")
-    return GoldClaim(id_, " ".join(text.split()), _GOLD[word])
+    gold = _GOLD[word]
+    return None if gold is None else GoldClaim(id_, " ".join(text.split()), gold)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from court.errors import BadRequest
 from court.verdict import ClaimLabel
 from eval.datasets.claims import Gold
 from eval.reports.sections import Section
@@ -34,8 +33,6 @@ def witness_lead(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> lis
         lines.append("The world is drawn and the model a stand-in: the figures show that the evaluation works.")
     if manifest.forced:
         lines.append("As published: where the evidence is not enough, true or false is asked for once more.")
-    if first.unknown:
-        lines.append(f"{first.unknown:,} claims that the data set calls unknown are left out of all figures but one.")
     failed = [f"{card.failed:,} in the arm {card.arm}" for card in cards if card.failed]
     if failed:
         lines.append(f"No source or no model gave a finding for {listed(failed)}; they count as wrong.")
@@ -62,7 +59,6 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
     row("not attempted", [figure(card.not_attempted) for card in cards])
     row("accuracy of answers", [figure(card.decided_accuracy) for card in cards])
     row("abstained, failed", [f"{card.abstained:,}, {card.failed:,}" for card in cards])
-    row("abstained on unknown", [figure(card.unknown_abstained) for card in cards])
     row("verbatim quotes", [figure(card.citations.standing) for card in cards])
     row("findings backed by quotes", [figure(card.citations.bearing) for card in cards])
     row("calls a claim", [f"{card.calls:.2f}" for card in cards])
@@ -109,8 +105,6 @@ class WitnessCard:
     n: int
     true: int
     """Number of the ``n`` that are true."""
-    unknown: int
-    """Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them."""
     abstained: int
     """Number of the ``n`` without an answer because the evidence was not enough."""
     failed: int
@@ -128,8 +122,6 @@ class WitnessCard:
     """Mean F1 of both labels, weighted by the number of claims with each."""
     labels: tuple[ClassScores, ClassScores]
     """Scores of the labels False and True."""
-    unknown_abstained: float | None
-    """Share of ``unknown`` on which it abstained; None if there are none."""
     against: Figure | None
     """Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it."""
     citations: Citations
@@ -142,7 +134,7 @@ class WitnessCard:
 
 
 def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, seed: int = 0) -> list[WitnessCard]:
-    """Scores each arm that has results, in the order of :class:`Arm`. Raises BadRequest: No claim is true or false."""
+    """Scores each arm that has results, in the order of :class:`Arm`."""
     # Arms in the order of the enumeration, not of their lines: claims are checked concurrently.
     by_arm = {arm: [one for one in checked if one.arm is arm] for arm in Arm}
     baseline = by_arm[Arm.WITNESS]
@@ -158,13 +150,8 @@ def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, s
 def _card(
     arm: Arm, lines: Sequence[CheckedClaim], baseline: Sequence[CheckedClaim], *, resamples: int, seed: int
 ) -> WitnessCard:
-    # Claims that the data set calls unknown have no right answer. Counting an abstention on them as right or wrong
-    # would mix two different abilities in one figure.
-    known = [one for one in lines if one.gold is not Gold.UNKNOWN]
-    if not known:
-        raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
-    predicted = [_column(one) for one in known]
-    gold = np.array([[one.gold is not Gold.TRUE, one.gold is Gold.TRUE] for one in known], dtype=np.bool_)
+    predicted = [_column(one) for one in lines]
+    gold = np.array([[one.gold is not Gold.TRUE, one.gold is Gold.TRUE] for one in lines], dtype=np.bool_)
     columns = np.array(predicted)
     arrays = TaskArrays(
         _LABELS, gold, columns[:, None] == np.arange(2), columns < _ABSTAINED, scores=np.full(gold.shape, np.nan)
@@ -172,15 +159,13 @@ def _card(
     names = ("coverage", "accuracy", "macro-f1", "weighted-f1", *_PER_LABEL)
     found = measure(arrays, names, None, resamples=resamples, seed=seed)
     decided = measure(arrays, ("accuracy",), None, only=arrays.answered, resamples=resamples, seed=seed)
-    unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
     support = gold.sum(axis=0).tolist()
     coverage = known_figure(found["coverage"])
 
     return WitnessCard(
         arm=arm,
-        n=len(known),
+        n=len(lines),
         true=support[1],
-        unknown=len(unknown),
         abstained=predicted.count(_ABSTAINED),
         failed=predicted.count(_FAILED),
         coverage=coverage,
@@ -190,8 +175,7 @@ def _card(
         macro_f1=known_figure(found["macro-f1"]),
         weighted_f1=known_figure(found["weighted-f1"]),
         labels=(class_scores(found, "False", support[0]), class_scores(found, "True", support[1])),
-        unknown_abstained=sum(_column(one) == _ABSTAINED for one in unknown) / len(unknown) if unknown else None,
-        against=difference_of(_right(known), _right(baseline), resamples=resamples, seed=seed),
+        against=difference_of(_right(lines), _right(baseline), resamples=resamples, seed=seed),
         citations=_citations(lines, resamples, seed),
         calls=_mean([one.calls for one in lines]),
         tokens=_mean([one.tokens_in + one.tokens_out for one in lines]),
@@ -208,7 +192,7 @@ def _column(one: CheckedClaim) -> int:
 
 def _right(lines: Sequence[CheckedClaim]) -> list[tuple[str, float]]:
     # Compared by identity: a missing answer is None, neither True nor False, and counts as wrong.
-    return [(one.id, float(one.answer is (one.gold is Gold.TRUE))) for one in lines if one.gold is not Gold.UNKNOWN]
+    return [(one.id, float(one.answer is (one.gold is Gold.TRUE))) for one in lines]
 
 
 def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Citations:

@@ -76,11 +76,11 @@ def claims_file(tmp_path, *lines):
                 {"claim": "C", "label": "partially supported"},
                 {"claim": "D", "label": "not supported"},
             ],
-            [("1.1", "True"), ("2.1", "False"), ("3.1", "Unknown"), ("4.1", "Unknown")],
+            [("1.1", "True"), ("2.1", "False")],
         ),
         (  # Factcheck-Bench, claims only
             [{"claim": "A", "label": "true", "revised_claim": "A"}, {"claim": "B", "label": "not_enough_evidence"}],
-            [("1.1", "True"), ("2.1", "Unknown")],
+            [("1.1", "True")],
         ),
         (  # Factcheck-Bench, complete
             [
@@ -92,7 +92,7 @@ def claims_file(tmp_path, *lines):
                     }
                 }
             ],
-            [("1.1", "True"), ("1.2", "False"), ("1.3", "Unknown")],
+            [("1.1", "True"), ("1.2", "False")],
         ),
         ([{"claims": ["A", "B"], "claim_labels": [False, True], "source": "x"}], [("1.1", "False"), ("1.2", "True")]),
     ],
@@ -116,7 +116,7 @@ def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
         ([{"claims": ["A"], "claim_labels": []}], "not as many labels"),
         ([{"claims": ["A"]}], "no claim and label"),
         ([{"question": "A"}], "it has no claim"),
-        ([""], "holds no claim"),
+        ([{"claim": "A", "label": "Unknown"}], "holds no claim that is true or false"),
         ([{"claim": "A"}] * 9, "and 4 more lines"),
     ],
 )
@@ -269,13 +269,12 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     labels = [yes] * 6 + [no] * 2 + [none] * 2 + [no] * 3 + [yes] + [None]
     gold = [Gold.TRUE] * 10 + [Gold.FALSE] * 5
     lines = [line(str(number), truth, label) for number, (truth, label) in enumerate(zip(gold, labels, strict=True))]
-    lines += [line("u1", Gold.UNKNOWN, none), line("u2", Gold.UNKNOWN, yes)]
     cited = (QuotedPassage(document="d", sha256="0" * 64, quote="q"),)
     judged = {"relations": ("supports", "neither"), "evidence": cited * 2, "quotes_dropped": 2}
     lines[0] = lines[0].model_copy(update=judged)
     lines[1] = lines[1].model_copy(update={"evidence": cited, "relations": ("refutes",)})
     (card,) = score_arms(lines, resamples=200)
-    assert (card.n, card.true, card.unknown, card.abstained, card.failed) == (15, 10, 2, 2, 1)
+    assert (card.n, card.true, card.abstained, card.failed) == (15, 10, 2, 1)
     assert card.accuracy.value == 9 / 15 and card.coverage.value == 12 / 15 and card.decided_accuracy.value == 9 / 12
     truth = [int(label_of_claim is Gold.TRUE) for label_of_claim in gold]
     answers = [{yes: 1, no: 0}.get(label, 2) for label in labels]
@@ -285,11 +284,8 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     false, true = card.labels
     assert (true.name, true.precision.value, true.recall.value, true.support) == ("True", 6 / 7, 6 / 10, 10)
     assert (false.name, false.precision.value, false.recall.value) == ("False", 3 / 5, 3 / 5)
-    assert card.unknown_abstained == 0.5
     assert (card.citations.quotes, card.citations.dropped, card.citations.standing.value) == (3, 2, 3 / 5)
     assert (card.citations.judged, card.citations.bearing.value) == (2, 1 / 2)
-    with pytest.raises(BadRequest):
-        score_arms(lines[-2:])
 
 
 def test_arms_are_compared_over_the_same_claims_only():
