@@ -3,7 +3,7 @@
 =====================  =================================================================================
 ``manifest.json``      everything that has to be the same for it to be repeated (:class:`ArenaManifest`)
 ``events.jsonl``       what happened, an event a line (:mod:`eval.arena.events`)
-``usage.json``         what each model was asked, in all sessions together (:class:`Spent`)
+``usage.json``         what each model was asked, in all sessions together
 ``calls.sqlite``       the store of model calls, unless arenas share one
 =====================  =================================================================================
 """
@@ -83,18 +83,6 @@ class ArenaManifest(SampledManifest):
     """Digest of each role's words."""
 
 
-class Spent(ArenaValue):
-    """Usage of one model over all sessions; a killed session counts up to its last finished meme."""
-
-    calls: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    repaired: int = 0
-    unusable: int = 0
-    failed: int = 0
-    usd: float = 0.0
-
-
 class ArenaFolder(SessionFolder[ArenaManifest]):
     """A directory that contains, or will contain, an arena."""
 
@@ -118,10 +106,6 @@ class ArenaFolder(SessionFolder[ArenaManifest]):
         # Rewritten even if nothing is dropped: otherwise the next event would be appended to a truncated line.
         self.write(EVENTS, (event for event in events if event.meme in done))
         return done
-
-    def spent(self) -> dict[str, Spent]:
-        """Returns the usage of each model in all sessions."""
-        return self.read_usage(Spent)
 
     def add(self, event: Event) -> None:
         """Stores an event, before anything acts on it."""

@@ -23,9 +23,10 @@ from eval.arena.events import (
     NoReply,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
+from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.words import OVERALL
 from eval.datasets.read import shared_detector
+from eval.session.directory import Spent
 
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""

@@ -32,12 +32,13 @@ from eval.arena.events import (
     Study,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder, FixedTask, HumanReference, Spent
+from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import FixedQuestion, Speaker, style_of
 from eval.arena.words import Relevance, Setting
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
+from eval.session.directory import Spent
 from eval.session.engine import run_items
 
 

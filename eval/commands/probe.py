@@ -175,7 +175,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
         "memes": len(report.memes),
         "failures": len(report.failures),
         "topics": [{"words": one.words, "n": one.n, "failed": one.failed, "mean": one.mean} for one in report.topics],
-        "usage": [one.model_dump() for one in report.usage],
+        "usage": [{"name": name, **one.model_dump()} for name, one in report.usage.items()],
     }
 
 

@@ -274,23 +274,6 @@ class ProbeManifest(ProbeSpec, SampledManifest):
 _CATEGORIES = TypeAdapter(tuple[Category, ...])
 
 
-class ModelUsage(_Stored):
-    """Usage of one model; one of ``usage.json``."""
-
-    name: str
-    calls: int
-    """Number of calls of the probe, including those answered from the store."""
-    tokens_in: int
-    tokens_out: int
-    usd: float
-    """What these cost, by the prices in the file of models."""
-    made: int
-    """Calls that the process which wrote this had to make."""
-    repaired: int
-    unusable: int
-    failed: int
-
-
 class ProbeFolder(SessionFolder[ProbeManifest]):
     """A directory that holds, or will hold, a probe."""
 
@@ -326,7 +309,3 @@ class ProbeFolder(SessionFolder[ProbeManifest]):
     def write_json(self, name: str, content: object) -> None:
         """Replaces a JSON file atomically."""
         replace_file(self.root / name, json.dumps(content, indent=2) + "\n")
-
-    def usage(self) -> tuple[ModelUsage, ...]:
-        """Returns the usage of each model; empty if the probe was broken off before it was written."""
-        return tuple(self.read_usage(ModelUsage).values())

@@ -18,7 +18,6 @@ from eval.probe.folder import (
     REWRITTEN,
     SCORED,
     Mined,
-    ModelUsage,
     ProbedMeme,
     ProbeFolder,
     ProbeManifest,
@@ -31,6 +30,7 @@ from eval.probe.folder import (
 from eval.probe.topics import Topic, topics_of
 from eval.scores.means import difference_of, mean_of, share_of
 from eval.scores.measure import Figure
+from eval.session.directory import Spent
 
 # At most, not below: see THRESHOLD_WORDS for why the default departs from the paper's text.
 THRESHOLD = 4
@@ -107,7 +107,7 @@ class ProbeReport:
     topics: tuple[Topic, ...]
     failures: tuple[Scored | Step, ...]
     """Explanations of memes as they are, or rewritten, that failed; the lowest scores first."""
-    usage: tuple[ModelUsage, ...]
+    usage: Mapping[str, Spent]
 
 
 def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
@@ -146,7 +146,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
         steps=_by_step(steps, threshold),
         topics=topics_of(scored, steps, threshold),
         failures=failures,
-        usage=folder.usage(),
+        usage=folder.spent(),
     )
 
 

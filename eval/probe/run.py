@@ -34,7 +34,6 @@ from eval.probe.folder import (
     SEEDS,
     TAXONOMY,
     Mined,
-    ModelUsage,
     ProbedMeme,
     ProbeFolder,
     ProbeManifest,
@@ -46,6 +45,7 @@ from eval.probe.folder import (
 )
 from eval.probe.mining import capped, mine
 from eval.probe.refining import chosen_seeds, listed_seeds, refine, score_meme, usable
+from eval.session.directory import Spent
 from eval.session.engine import Progress, Results, run_items
 from eval.session.sampled import SampledPlan
 
@@ -94,7 +94,8 @@ async def probe(
             await _go_through(plan, folder, models=models, subjects=subjects, progress=progress)
         finally:
             # Also after a failure, as the calls made have to be paid for.
-            folder.write_usage({one.name: one for one in usage_of(models)})
+            every = (models.target, *models.controllers)
+            folder.write_usage({one.name: Spent(**one.counts(one.usage.all)) for one in every})
         folder.finish(manifest)
     return folder
 
@@ -222,15 +223,6 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
         lines=erased.lines,
         left=erased.left,
         erased=names,
-    )
-
-
-def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
-    """Returns the usage of each model of a probe, the target first; one with two roles is listed once."""
-    named = {model.name: model for model in (models.target, *models.controllers)}
-    return tuple(
-        ModelUsage(name=name, made=model.counts()["calls"], **model.counts(model.usage.all))
-        for name, model in named.items()
     )
 
 

@@ -158,10 +158,10 @@ def _topics(report: ProbeReport) -> Section:
 
 def _usage(report: ProbeReport) -> Section:
     usage = []
-    for one in report.usage:
-        counts = (one.calls, one.made, one.tokens_in, one.tokens_out, one.repaired, one.unusable)
-        usage.append((one.name, *(f"{count:,}" for count in counts), f"{one.usd:.4f}"))
-    head = ("model", "calls", "made now", "tokens read", "written", "asked again", "unusable", "US dollars")
+    for name, one in report.usage.items():
+        counts = (one.calls, one.tokens_in, one.tokens_out, one.repaired, one.unusable)
+        usage.append((name, *(f"{count:,}" for count in counts), f"{one.usd:.4f}"))
+    head = ("model", "calls", "tokens read", "written", "asked again", "unusable", "US dollars")
     caption = "Of the whole probe, calls that came out of the store included; cost by the prices in the file of models"
     return Section("usage", "Calls and costs", (head, *usage) if usage else (), caption=caption)
 

@@ -190,6 +190,21 @@ M = TypeVar("M", bound=SessionManifest)
 B = TypeVar("B", bound=BaseModel)
 
 
+class Spent(BaseModel):
+    """Usage of one model over all sessions; a killed session counts up to its last finished item."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    repaired: int = 0
+    unusable: int = 0
+    failed: int = 0
+    usd: float = 0.0
+    """Cost by the prices in the file of models."""
+
+
 class SessionFolder(Generic[M]):
     """A directory that holds, or will hold, a session."""
 
@@ -341,13 +356,13 @@ class SessionFolder(Generic[M]):
             with path.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
-    def read_usage(self, kind: type[B]) -> dict[str, B]:
-        """Reads the usage of each model; empty if none was stored."""
+    def spent(self) -> dict[str, Spent]:
+        """Reads the usage of each model in all sessions; empty if none was stored."""
         path = self.root / USAGE
         stored = json.loads(path.read_bytes()) if path.exists() else {}
-        return {name: kind.model_validate(one) for name, one in stored.items()}
+        return {name: Spent.model_validate(one) for name, one in stored.items()}
 
-    def write_usage(self, usage: Mapping[str, BaseModel]) -> None:
+    def write_usage(self, usage: Mapping[str, Spent]) -> None:
         """Replaces the usage of each model atomically."""
         content = {name: one.model_dump(mode="json") for name, one in usage.items()}
         replace_file(self.root / USAGE, json.dumps(content, indent=2) + "\n")

@@ -23,7 +23,6 @@ _VARIES = frozenset(
         "tokens_in",
         "usd",
         "made",
-        "made_usd",
     ]
 )
 """Keys whose values depend on the clock, the machine, or the words of a prompt."""

@@ -28,6 +28,7 @@ from eval.probe import folder as probe_folder
 from eval.probe.agents import Category
 from eval.runs.precedents import PreparedCheck
 from eval.runs.results import Excluded, RunManifest
+from eval.session.directory import Spent
 from eval.studies.arms import StudyManifest
 from retrieval.library.changes import Change
 from retrieval.library.manifest import Counts, LabelledMeme, Manifest
@@ -73,7 +74,7 @@ SCHEMAS = {
     "arena": {
         "manifest.json": arena_folder.ArenaManifest,
         "event": arena_events.Event,
-        "spent": arena_folder.Spent,
+        "spent": Spent,
         "settings": ArenaSettings,
     },
     "probe": {
@@ -84,7 +85,6 @@ SCHEMAS = {
         "scored": probe_folder.Scored,
         "step": probe_folder.Step,
         "category": Category,
-        "usage": probe_folder.ModelUsage,
     },
     "settings": {
         "settings": Settings,

@@ -78,10 +78,10 @@ def test_threshold_is_a_setting_of_the_report(whole):
 
 def test_calls_tokens_and_cost_are_reported(whole):
     _, folder, calls, world = whole
-    target, controller = folder.usage()
-    assert (target.name, controller.name) == ("target", "c0")
+    assert [*folder.spent()] == ["target", "c0"]
+    target, controller = folder.spent().values()
     assert target.calls == world.asked["target"] == 8 + 6
-    assert target.calls + controller.calls == target.made + controller.made == calls
+    assert target.calls + controller.calls == calls
     assert controller.usd == pytest.approx((controller.tokens_in + 2 * controller.tokens_out) / 1e6)
     assert (controller.failed, controller.unusable) == (0, 0)
 
@@ -91,7 +91,7 @@ def test_repeating_a_finished_probe_makes_no_calls_and_changes_nothing(whole, tm
     before, finished = contents(folder), folder.manifest().finished
     again, calls_made = probed(plan, reader=FakeReader(Unavailable("no reader", reason="NONE")))
     assert (calls_made, contents(again), again.manifest().finished) == (0, before, finished)
-    assert sum(one.calls for one in again.usage()) == calls and not any(one.made for one in again.usage())
+    assert sum(one.calls for one in again.spent().values()) == calls
 
 
 class Interrupted(Exception):
@@ -120,7 +120,7 @@ def test_interrupted_probe_resumes_from_any_point(whole, tmp_path, data):
         again, calls_made = probed(plan, world)
         assert contents(again) == contents(folder)
         assert calls_made <= calls - most, "answered calls are not repeated"
-        assert sum(one.calls for one in again.usage()) == calls
+        assert sum(one.calls for one in again.spent().values()) == calls
 
 
 def test_concurrency_does_not_affect_the_results(tmp_path, data, whole):
@@ -325,7 +325,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
 def test_terminal_report_matches_the_golden_file(whole, request):
     _, folder, _, _ = whole
     # Usage is left out, as it changes with every word of a prompt.
-    text = weakness_text(dataclasses.replace(read_report(folder.root), usage=()), folder.root) + "\n"
+    text = weakness_text(dataclasses.replace(read_report(folder.root), usage={}), folder.root) + "\n"
     golden = TESTS / "golden" / "probe.txt"
     if request.config.getoption("--write-golden"):
         golden.write_text(text, encoding="utf-8")
