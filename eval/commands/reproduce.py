@@ -53,11 +53,11 @@ from eval.reproduce.study import (
     present,
     run_reproduction,
     stages_of,
-    urls_of,
 )
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 from eval.session.spec import spec_options
+from eval.studies.arms import urls_of
 from serving.cli.common import PATH, settings_of, with_options
 from serving.presets import Preset, load_preset
 
@@ -183,7 +183,7 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Preset | None]:
     paper, drawn = read_paper(), options["demo"]
     preset = load_preset(paper.preset) if options["as_published"] else None
     # Addresses are checked now, not hours later when the turn of that size comes.
-    urls = {size: urls_of(text) for size, text in _by_size(options["urls"], paper.sizes, "llm-url").items()}
+    urls = {size: urls_of(text, "llm-url") for size, text in _by_size(options["urls"], paper.sizes, "llm-url").items()}
     models = _by_size(options["models"], paper.sizes, "model")
     sizes = _sizes(options, urls, paper.sizes)
     if drawn:

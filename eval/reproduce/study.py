@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from court.errors import BadRequest
 from court.events import Side
 from eval.datasets.card import SplitRole
@@ -34,7 +32,6 @@ from eval.session.directory import refuse_others
 from eval.session.engine import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
 from serving.models.connect import pictures_per_prompt
-from serving.settings import RoleSettings
 
 POST_STANCE = "post-stance"
 WITH_LEAKS = "with-leaks"
@@ -86,16 +83,6 @@ def present(benchmarks: Sequence[Benchmark]) -> tuple[tuple[Benchmark, ...], dic
     if not found:
         raise BadRequest(next(iter(missing.values())), reason="DATA_MISSING")
     return tuple(found), missing
-
-
-def urls_of(text: str) -> tuple[str, ...]:
-    """Parses comma-separated addresses of one model's servers. Raises BadRequest if one is malformed."""
-    try:
-        urls = RoleSettings.model_validate({"url": text}).url
-    except ValidationError as error:
-        raise BadRequest(f"{text} is no model server: {error.errors()[0]['msg']}.", field="llm-url") from None
-    assert urls is not None, "it was given"
-    return urls
 
 
 def stages_of(
@@ -156,7 +143,7 @@ class Reproduction:
     benchmarks: tuple[Benchmark, ...]
     """Benchmarks with data; the claims are about the first."""
     stages: tuple[Stage, ...]
-    urls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    urls: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     """Addresses of servers that are running, by size."""
     vllm_flags: tuple[str, ...] | None = None
     """Flags of the vLLM that is started for each stage; None to start none."""

@@ -374,7 +374,7 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     # A key must only be sent to the server that it belongs to.
     named: dict[str, Any] = {"model": other.model}
     if other.url:
-        named |= {"url": _servers(other.url), "api_key": None}
+        named |= {"url": urls_of(other.url, "with-model"), "api_key": None}
     if other.role == "all":
         # Roles keep their call settings, but not their own model, server or key.
         roles = {
@@ -392,12 +392,13 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     return llm.model_copy(update={"roles": {**llm.roles, other.role: own}})
 
 
-def _servers(url: str) -> tuple[str, ...] | None:
+def urls_of(text: str, option: str) -> tuple[str, ...] | None:
+    """Parses comma-separated addresses of one model's servers. Raises BadRequest if one is malformed."""
     try:
         # Validated like an address in the settings.
-        return RoleSettings.model_validate({"url": url}).url
+        return RoleSettings.model_validate({"url": text}).url
     except ValidationError as error:
-        raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None
+        raise BadRequest(f"{text} is no model server: {error.errors()[0]['msg']}.", field=option) from None
 
 
 async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) -> Path:
