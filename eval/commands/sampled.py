@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from eval.arena.folder import ArenaManifest
-from eval.commands.options import dataset_in, dataset_of
+from eval.commands.options import CourtOptions, dataset_in, dataset_of
 from eval.datasets.card import card_of
 from eval.models.metered import ModelSpec
 from eval.models.open import read_models, require_servers
@@ -85,25 +85,17 @@ def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str,
     return specs
 
 
-def vllm_turns_options(command: F) -> F:
-    """Adds the options that have model servers started for models of the file of models."""
-    models = click.option(
+vllm_turns_options = with_options(
+    click.option(
         "--vllm",
         multiple=True,
         metavar="MODEL|PRESET",
-        help=(
-            "Start vLLM here for the model of the models file that has this name as `model` and no `url`. "
-            "Repeatable; the servers run one at a time."
-        ),
-    )
-    flag = click.option(
-        "--vllm-flag",
-        "vllm_flags",
-        multiple=True,
-        metavar="FLAG",
-        help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
-    )
-    return models(flag(command))
+        help="Start vLLM here for the model of the models file that has this name as `model` and no `url`. Repeatable; "
+        "the servers run one at a time.",
+    ),
+    spec_options(CourtOptions, "vllm_flags"),
+)
+"""Options that have model servers started for models of the file of models."""
 
 
 def sampled_options(
