@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from court.errors import BadRequest, NotLoaded
+from court.errors import BadRequest
 from court.meme import LIMITS
 from eval.models.call_cache import CallCache, SqliteCallCache
 from eval.models.metered import MeteredModel, ModelSpec
@@ -102,21 +102,15 @@ async def open_models(
 
     Raises:
         BadRequest: A key is not in the environment, or a model has no address and is not to be started.
-        NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, requires another key, or accepts no pictures.
         Unavailable: None of a model's servers answers, or a vLLM did not start.
     """
     # Before any connection, so that errors in the file do not cost the start of a server.
     require_servers(specs, vllm)
-    try:
-        from court.backends.chat.capabilities import probe_replicas, require_sight
-        from court.backends.chat.client import ChatCompletions, http_client
-        from court.backends.http import Load
-    except ModuleNotFoundError as error:
-        raise NotLoaded(
-            "Asking models needs the client for model servers: pip install 'memecourt[eval]'.",
-            reason="FULL_NOT_INSTALLED",
-        ) from error
+    # Not above: the client alone takes half as long as all else that `arena --help` imports.
+    from court.backends.chat.capabilities import probe_replicas, require_sight
+    from court.backends.chat.client import ChatCompletions, http_client
+    from court.backends.http import Load
 
     http = http_client()
     # Registered at once: an error with a later model must still close the client.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, BadRequest
 from court.meme import Frame, Picture
 from court.ports import PictureReader
@@ -186,8 +187,6 @@ async def read_memes(
 
     Raises BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
-    from court.backends.pictures.reader import GuardedPictureReader
-
     memes: list[ShownMeme] = []
     missing, files, described = dict[str, str](), dict[str, str](), list[SampledSet]()
     reader, turn = GuardedPictureReader(workers=_WORKERS), asyncio.Semaphore(_WORKERS)

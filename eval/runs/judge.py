@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from court.errors import BadRequest
 from court.record import TrialRecord
@@ -25,6 +24,7 @@ from eval.datasets.read import (
     train_splits,
 )
 from eval.runs.plan import Plan, court_settings
+from eval.runs.ray_cluster import Cluster
 from eval.runs.results import PREDICTIONS, RunFolder, RunManifest
 from eval.session.directory import CALLS
 from eval.session.engine import Later, Patience, Progress, Results, RunningTotals, Watch, patiently, run_items
@@ -34,9 +34,6 @@ from eval.solvers.trial import TrialSolver, request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
 from serving.judging.executor import TrialExecutor
-
-if TYPE_CHECKING:
-    from eval.runs.ray_cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

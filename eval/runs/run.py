@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.digests import digest
 from court.errors import BadRequest
 from court.events import Procedure
@@ -30,20 +30,22 @@ from eval.models.vllm_session import vllm_session
 from eval.runs.controls import ALTERED, Control, alteration_of, altered, with_control
 from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, models_named, require_models
+from eval.runs.precedents import Prepared, PreparedCheck, comparing, prepare_precedents, read_prepared
+from eval.runs.ray_cluster import connected
 from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.engine import Progress
 from eval.solvers.calls import Solver, StoredCourt
+from eval.solvers.comparator import OF_TEXTS, Comparator, ComparatorSolver, settings_of_comparator
+from eval.solvers.labelling import open_question, settings_of_question
 from eval.solvers.question import Question
-from eval.solvers.trial import TrialSolver
+from eval.solvers.trial import ENGLISH, TranslatedSolver, TrialSolver
+from retrieval.embed.encoder import Encoder
+from retrieval.open import load_encoder_for
 from serving.judging.executor import TrialExecutor
 from serving.models.connect import pictures_per_prompt
 from serving.settings import RoleName
 from serving.wiring import open_court
-
-if TYPE_CHECKING:
-    from eval.runs.precedents import Prepared, PreparedCheck
-    from retrieval.embed.encoder import Encoder
 
 
 async def run(plan: Plan, progress: Progress) -> RunFolder:
@@ -59,11 +61,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             (VllmFailed); or the Ray cluster is unreachable, or one of its workers can't judge. Results so far are kept.
         asyncio.CancelledError: The run was cancelled. Results so far are kept.
     """
-    if plan.comparator and plan.text_only:
-        from eval.solvers.comparator import OF_TEXTS
-
-        if plan.comparator not in OF_TEXTS:
-            raise BadRequest(f"The comparator {plan.comparator} asks about the picture: leave --text-only out.")
+    if plan.comparator and plan.text_only and plan.comparator not in OF_TEXTS:
+        raise BadRequest(f"The comparator {plan.comparator} asks about the picture: leave --text-only out.")
     if plan.ray and (plan.control.startswith(ALTERED) or plan.control in (Control.FETCHING, Control.TRANSLATED)):
         raise BadRequest("This process alters or translates memes, and fetches precedents: that does not go with Ray.")
     folder = RunFolder(plan.out)
@@ -88,8 +87,6 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         async with AsyncExitStack() as stack:
             cluster = None
             if plan.ray:
-                from eval.runs.ray_cluster import connected  # imports Ray
-
                 connecting = connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
                 cluster = await stack.enter_async_context(connecting)
             calls = None
@@ -141,25 +138,19 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 
 async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
-    """Returns the way in which the memes of a run are solved; only the modules of that way are loaded."""
+    """Returns the way in which the memes of a run are solved."""
     seed = plan.seed + (plan.control == Control.RESEEDED)
     stored = StoredCourt(executor, calls, plan.server, seed, fetches=plan.control == Control.FETCHING)
     if plan.comparator:
-        from eval.solvers.comparator import Comparator, ComparatorSolver
-
         return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets, text_only=plan.text_only)
     trial = TrialSolver(stored, plan.dataset.id, plan.procedure, text_only=plan.text_only, language=plan.language)
     if plan.question is not None:
-        from eval.solvers.labelling import open_question
-
         # In a thread, as the whole train split is read.
         examples = await asyncio.to_thread(examples_of, plan)
         return await asyncio.to_thread(open_question, plan.question, trial, examples=examples, progress=progress)
     if alteration := alteration_of(plan.control):
         return replace(trial, altered=partial(altered, alteration=alteration, seed=plan.seed))
     if plan.control == Control.TRANSLATED:
-        from eval.solvers.trial import ENGLISH, TranslatedSolver
-
         # The trial gets the English translation, whatever the original language.
         return TranslatedSolver(replace(trial, language=ENGLISH if plan.language else ""), plan.language)
     return trial
@@ -168,12 +159,8 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
 def _settings_of_solver(plan: Plan) -> dict[str, JsonValue]:
     """Describes the way in which memes are solved, if it is not a trial; settings with other prompts differ."""
     if plan.comparator:
-        from eval.solvers.comparator import Comparator, settings_of_comparator
-
         return {"comparator": settings_of_comparator(Comparator(plan.comparator))}
     if plan.question is not None:
-        from eval.solvers.labelling import settings_of_question
-
         return {"question": settings_of_question(plan.question)}
     return {}
 
@@ -212,9 +199,6 @@ def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
 
 async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> PreparedCheck | None:
     """Prepares the precedents: the train split without leaks. Returns the check; None if there is no library."""
-    from eval.runs.precedents import read_prepared
-    from retrieval.open import load_encoder_for
-
     if plan.without_library:
         folder.write_excluded(())
         return None
@@ -253,9 +237,6 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
 
 async def prepare_library(plan: Plan, root: Path, material: Material, encoder: Encoder, progress: Progress) -> Prepared:
     """Builds the precedents of a plan in a folder, from the train split without leaks; reuses those that are there."""
-    from court.backends.pictures.reader import GuardedPictureReader
-    from eval.runs.precedents import comparing, prepare_precedents
-
     train = plan.dataset.of_role(SplitRole.TRAIN)
     if not train:
         raise BadRequest(

@@ -100,7 +100,7 @@ def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch:
         requests.append((library, name))
         return SEARCHING
 
-    monkeypatch.setattr(choose, "load_encoder_for", load)
+    monkeypatch.setattr(runs, "load_encoder_for", load)
     monkeypatch.setattr("serving.wiring.choose_encoder", lambda *requests: lambda: load(*requests))
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     data = make(tmp_path / "data", Layout.HARMEME, train=12, val=0, test=4, seed=1)
