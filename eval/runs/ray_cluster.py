@@ -14,12 +14,13 @@ import logging
 import math
 import os
 import re
+import subprocess
 import tarfile
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ _ANSWERS_S = 10.0  # for the cluster's head to answer; ray.init itself would try
 _BLOCKS = 2000  # at most: with up to that many memes, a block is one meme
 _RESTARTS = 3  # of the driver, and retries of calls to it
 _TRIES = 5  # after which a meme that kills its workers is given up
+# Deletes a directory as soon as the process that started it closes its end of the pipe, however that process ends.
+_DELETE_AT_END = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$0") &'
 
 
 @asynccontextmanager
@@ -312,6 +315,16 @@ def packed(library: Path) -> bytes:
     return whole.getvalue()
 
 
+@contextmanager
+def _deleted_at_end(directory: str) -> Iterator[None]:
+    """Has a directory deleted even if this process is killed before the context ends."""
+    # In a session of its own, behind a shell that ends at once: nobody finds it below this process to kill it too.
+    command = ["sh", "-c", _DELETE_AT_END, directory]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as shell:
+        shell.wait()
+        yield
+
+
 class Driver:
     """The actor on the run's machine that hands out pictures and keeps the call cache, if models are asked."""
 
@@ -425,7 +438,7 @@ class Judge:
             solver: TrialSolver
             settings, library, policy, control, solver, key, expected = await asyncio.gather(*self._parts)
             # Nothing is read from the directory once the court is open, so that no texts stay behind.
-            with tempfile.TemporaryDirectory(prefix="memecourt-ray-") as directory:
+            with tempfile.TemporaryDirectory(prefix="memecourt-ray-") as directory, _deleted_at_end(directory):
                 root = Path(directory)
                 with tarfile.open(fileobj=io.BytesIO(library)) as tar:
                     # The filter refuses devices, and members and links that lead out of the directory.
