@@ -35,6 +35,7 @@ from tests.support.pictures import BLUE, GREEN, RED, WHITE, encode
 
 HARMEME = ROOT.parent / "shared" / "data" / "harmeme"
 ENCODER = WordEncoder()
+LONG = "one two three four five six seven eight nine ten"
 
 
 def rows(*memes: tuple[str, str, str], label: str = "1") -> str:
@@ -71,6 +72,16 @@ def picture(root: Path, name: str, data: bytes) -> str:
     (root / "img").mkdir(exist_ok=True)
     (root / "img" / name).write_bytes(data)
     return name
+
+
+def pictures(root: Path) -> tuple[str, str, str]:
+    """A picture, another one, and the first with one pixel of another colour."""
+    touched = Image.new("RGB", (16, 8), RED)
+    touched.paste(BLUE, (8, 0, 16, 8))
+    touched.putpixel((0, 0), WHITE)
+    drawn = {"a.png": png_of(RED, BLUE), "b.png": png_of(GREEN, WHITE), "c.png": encode(touched, "PNG")}
+    first, other, retouched = (picture(root, name, data) for name, data in drawn.items())
+    return first, other, retouched
 
 
 def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
@@ -131,35 +142,25 @@ def test_another_file_of_the_same_pixels_is_a_leak(tmp_path: Path) -> None:
 
 
 def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
-    long = "one two three four five six seven eight nine ten"
-    close, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
-    touched = Image.new("RGB", (16, 8), RED)
-    touched.paste(BLUE, (8, 0, 16, 8))
-    touched.putpixel((0, 0), WHITE)
-    retouched = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    close, far, retouched = pictures(tmp_path)
     train = rows(
-        ("both", close, f"{long} eleven"), ("text", far, f"{long} twelve"), ("look", close, "quite other words")
+        ("both", close, f"{LONG} eleven"), ("text", far, f"{LONG} twelve"), ("look", close, "quite other words")
     )
-    found = prepare(tmp_path, train, judged_memes(("j1", retouched, long)))
+    found = prepare(tmp_path, train, judged_memes(("j1", retouched, LONG)))
     assert reasons(found) == {"both": ("j1", "near-duplicate")}
     assert found.check.excluded[0].text_similarity > 0.8 and found.check.excluded[0].picture_similarity > 0.7
     stricter = prepare(
-        tmp_path, train, judged_memes(("j1", retouched, long)), place="stricter", nearness=LeakThresholds(text=0.999)
+        tmp_path, train, judged_memes(("j1", retouched, LONG)), place="stricter", nearness=LeakThresholds(text=0.999)
     )
     assert not stricter.check.excluded and stricter.check.thresholds["text"] == 0.999
 
 
 def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) -> None:
-    long = "one two three four five six seven eight nine ten"
-    close, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
-    touched = Image.new("RGB", (16, 8), RED)
-    touched.paste(BLUE, (8, 0, 16, 8))
-    touched.putpixel((0, 0), WHITE)
-    retouched = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    close, far, retouched = pictures(tmp_path)
     train = rows(
-        ("copy", close, f"{long} eleven"), ("look", close, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
+        ("copy", close, f"{LONG} eleven"), ("look", close, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
     )
-    memes = judged_memes(("j1", retouched, long))
+    memes = judged_memes(("j1", retouched, LONG))
     apart = prepare(tmp_path, train, memes, place="apart", nearness=LeakThresholds(template=TEMPLATE))
     assert reasons(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
     assert {meme.id for meme in apart.library.memes} == {"far", "mute"}
@@ -170,18 +171,14 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
 
 
 def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
-    touched = Image.new("RGB", (16, 8), RED)
-    touched.paste(BLUE, (8, 0, 16, 8))
-    touched.putpixel((0, 0), WHITE)
-    close, retouched = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "c.png", encode(touched, "PNG"))
+    close, _, retouched = pictures(tmp_path)
     train = rows(("mute", close, ""), ("speaks", close, "some words"))
     assert reasons(prepare(tmp_path, train, judged_memes(("j1", retouched, "")))) == {"mute": ("j1", "near-duplicate")}
 
 
 def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: Path) -> None:
-    long = "one two three four five six seven eight nine ten"
-    train = rows(("near", "", f"{long} eleven"), ("same", "", long), ("blank", "", "  "), ("far", "", "quite others"))
-    found = prepare(tmp_path, train, judged_memes(("j1", "", long), ("j2", "", "")))
+    train = rows(("near", "", f"{LONG} eleven"), ("same", "", LONG), ("blank", "", "  "), ("far", "", "quite others"))
+    found = prepare(tmp_path, train, judged_memes(("j1", "", LONG), ("j2", "", "")))
     assert reasons(found) == {"same": ("j1", "same text")}
     assert {meme.id for meme in found.library.memes} == {"near", "far"}
     notes = " ".join(found.check.notes)
