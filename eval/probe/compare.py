@@ -192,7 +192,8 @@ def _read(root: Path) -> _Probed:
         raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
     memes = tuple((meme.id, meme.pixels_sha256) for meme in folder.memes())
     mined = {one.meme: one.categories for one in folder.read(MINED, Mined)}
-    return _Probed(root, manifest, memes, mined, scored, folder.read(REWRITTEN, Step))
+    steps = folder.read(REWRITTEN, Step)
+    return _Probed(root=root, manifest=manifest, memes=memes, mined=mined, scored=scored, steps=steps)
 
 
 def _require_comparable(one: _Probed, other: _Probed) -> None:

@@ -131,7 +131,7 @@ async def _proposed(models: ProbeModels, subject: Subject, category: Category, t
     there = category.name in taxonomy
     try:
         present = (
-            await models.ask("examiner", "present", Presence, subject, subject.shown, category=category.line)
+            await models.ask("examiner", "present", Presence, subject, shown=subject.shown, category=category.line)
         ).present
         fits = False
         # The Judge is asked only where its answer decides something.

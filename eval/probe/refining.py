@@ -65,7 +65,12 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     try:
         numbered: list[Shown] = [("draft", {"number": number, "draft": draft}) for number, draft in enumerate(good, 1)]
         merged = await models.ask(
-            "senior", "merge", Reference, subject, [*subject.with_text(text), *numbered], category=category.line
+            "senior",
+            "merge",
+            Reference,
+            subject,
+            shown=[*subject.with_text(text), *numbered],
+            category=category.line,
         )
     except FAILURES as error:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {error.message}", **fields)
@@ -90,7 +95,9 @@ async def score_meme(models: ProbeModels, subject: Subject, category: Category) 
     """
     misbelief, why = "", ""
     try:
-        reply = await models.ask("narrator", "misbelief", Misbelief, subject, subject.shown, category=category.line)
+        reply = await models.ask(
+            "narrator", "misbelief", Misbelief, subject, shown=subject.shown, category=category.line
+        )
         misbelief = reply.misbelief
     except FAILURES as error:
         why = error.message
@@ -214,7 +221,7 @@ async def _step(
         # Before scoring: a text without the misbelief would look like a weakness of the target.
         # Without the old text on the picture: a model that reads it would answer for both texts.
         new: list[Shown] = [*subject.erased, ("rewritten", {"text": rewriting.rewritten})]
-        judgement = await models.ask("examiner", "keeps", Keeping, subject, new, misbelief=meme.misbelief)
+        judgement = await models.ask("examiner", "keeps", Keeping, subject, shown=new, misbelief=meme.misbelief)
     except FAILURES as error:
         return step.model_copy(update={"why": error.message})
     if not judgement.keeps:

@@ -247,7 +247,7 @@ class WitnessSolver:
             # Only to match published figures: the witness of trials may abstain, so an evaluation that forces an
             # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
-                choice = await _choose(speaker, claim, "forced", _Forced, _shown(speaker, read))
+                choice = await _choose(speaker, claim, "forced", _Forced, shown=_shown(speaker, read))
                 found = found.model_copy(update={"forced": choice.label == "true"})
         except CourtError as error:
             if error.reason in SOURCE_AWAY and isinstance(error, Unavailable):
@@ -319,7 +319,7 @@ class WitnessSolver:
         snippets, searches = dict[str, EvidenceDocument](), 0
         # The last call is the final check.
         for _ in range(max(1, calls - 1)):
-            step = await _choose(speaker, claim, "fire", _FireStep, _shown(speaker, snippets.values()))
+            step = await _choose(speaker, claim, "fire", _FireStep, shown=_shown(speaker, snippets.values()))
             if step.label != "not yet" or not step.query:
                 break
             searches += 1
@@ -344,7 +344,7 @@ class WitnessSolver:
                 "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
             )
             try:
-                relations.append((await _choose(speaker, claim, "cited", _Cited, [shown])).relation)
+                relations.append((await _choose(speaker, claim, "cited", _Cited, shown=[shown])).relation)
             except CourtError:
                 # Without a usable reply the relation is unknown.
                 if model.failure is not None:
