@@ -70,8 +70,8 @@ def answer_languages(events: Sequence[Event]) -> dict[str, LanguageShare]:
         if isinstance(event, Answered) and (language := wanted.get((event.meme, event.task))):
             found[event.target] += [_is_in(text, language) for text in event.reasoning]
     return {
-        target: LanguageShare(len(told) - told.count(None), told.count(True), told.count(None))
-        for target, told in found.items()
+        target: LanguageShare(len(answers) - answers.count(None), answers.count(True), answers.count(None))
+        for target, answers in found.items()
     }
 
 

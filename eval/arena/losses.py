@@ -131,7 +131,7 @@ async def explain_losses(
     """
     folder.require_memes((loss.meme for loss in losses), memes, "the lost battles")
     events = folder.events()
-    asked = {
+    explained = {
         (e.meme, e.task, e.winner, e.loser, e.explainer, e.second) for e in events if isinstance(e, LossExplained)
     } | {
         (e.meme, e.task, *e.about, e.model, e.to == _SECOND)
@@ -148,7 +148,7 @@ async def explain_losses(
     async def one(item: tuple[Loss, MeteredModel, bool]) -> Event:
         return await _explained(*item, rounds=rounds, answers=answers, meme=memes[item[0].meme])
 
-    await folder.ask_remaining(assignments, one, asked, concurrency=concurrency, progress=progress)
+    await folder.ask_remaining(assignments, one, explained, concurrency=concurrency, progress=progress)
 
 
 def _assignments(

@@ -67,7 +67,7 @@ def test_only_answers_to_questions_with_a_language_count():
 
 
 @pytest.mark.parametrize("language", ["de", ""])
-def test_leaderboard_has_a_language_column_where_a_language_is_asked_for(tmp_path, language):
+def test_leaderboard_has_a_language_column_where_questions_name_a_language(tmp_path, language):
     """Beech answers in English, the others in German."""
 
     class Speaker(ArenaModel):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from court.events import TextRead
+from court.meme import checked_language
 from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.read import DETECT, language_of, shared_detector
@@ -16,7 +17,6 @@ from eval.replay.replay import replay
 from eval.runs.results import RunFolder
 from eval.scores.subgroups import UNKNOWN, groups_by
 from eval.synthetic.make import Layout, make
-from serving.rpc.convert import language as checked_language
 from serving.views.messages import messages_of
 from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
