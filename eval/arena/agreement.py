@@ -9,18 +9,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from scipy.stats import binomtest
-
 from eval.arena.events import ArenaValue, Event, Judged
 from eval.arena.words import OVERALL, Verdict
 from eval.scores.means import share_of
-from eval.scores.measure import Figure
+from eval.scores.measure import Figure, wilson
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 _MOST_BY_PLACE = 0.8
 """Share of decided battles that may go to the same place, first or second shown. A panel that looks at answers alone
 comes out near a half, whoever wins; beyond this, four of five choices are of the place."""
-_CONFIDENCE = 0.95
 
 
 class BattleKey(NamedTuple):
@@ -70,7 +67,7 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     both_orders = judged_in_both_orders(fought, dimension)
     for won, place in ((first, "first"), (len(decided) - first, "second")):
         # Uses the lower end of the interval, so that a few battles alone are not called noise.
-        if decided and binomtest(won, len(decided)).proportion_ci(_CONFIDENCE, "wilson").low > _MOST_BY_PLACE:
+        if (share := wilson(won, len(decided))) and share.low > _MOST_BY_PLACE:
             # If that was done already, changing the judges is the only remedy.
             orders = "" if both_orders else ", or have battles judged in both orders"
             return (
@@ -81,7 +78,7 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     twice = [pair for pair in both_orders if 0.5 not in pair]
     same, both = sum((one > 0.5) == (other > 0.5) for one, other in twice), len(twice)
     # Here the burden of proof is reversed: verdicts count only if they are surely better than a coin flip.
-    if both and binomtest(same, both).proportion_ci(_CONFIDENCE, "wilson").low <= 0.5:
+    if (share := wilson(same, both)) and share.low <= 0.5:
         return (
             f"No ranking: judged in both orders, {same:,} of {both:,} battles had the same outcome, which a coin "
             "could have given too. Take other judges, or more battles."

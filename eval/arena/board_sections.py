@@ -11,8 +11,7 @@ from eval.arena.boards import BoardRow, Estimate
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
 from eval.reports.sections import Section, Tile, need_page
-from eval.scores.measure import NOTHING, Figure, figure
-from eval.scores.subgroups import wilson
+from eval.scores.measure import NOTHING, Figure, figure, wilson
 from eval.session.directory import Spent
 from serving.docket.review.agreement import Kappa
 

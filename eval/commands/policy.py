@@ -27,8 +27,7 @@ from eval.models.metered import CallBudget
 from eval.replay.replay import UnderPolicy, under_policy
 from eval.reports.sections import Section
 from eval.runs.plan import parse_setting
-from eval.scores.measure import figure
-from eval.scores.subgroups import wilson
+from eval.scores.measure import figure, wilson
 from eval.session.engine import Progress
 from eval.session.spec import spec_options
 from eval.studies.policies import Example, PolicyFigures, PolicyTrials, contradictions, examples_of, figures_of

@@ -11,8 +11,7 @@ from eval.probe.folder import Scored, Step, StepOutcome, small_pictures
 from eval.probe.report import THRESHOLD_WORDS, CategoryRow, ProbeReport, Rates
 from eval.reports.repeats import Repeats, over_repeats, repeats_section
 from eval.reports.sections import Filter, MemeEntry, Rows, Section, Tile
-from eval.scores.measure import NOTHING, figure
-from eval.scores.subgroups import wilson
+from eval.scores.measure import NOTHING, figure, wilson
 
 SHOWN = 100
 """Largest number of failures shown individually; all are in the probe's files."""

@@ -15,8 +15,7 @@ from court.errors import BadRequest
 from eval.runs.controls import names, swapped_groups
 from eval.runs.results import Judged, Results
 from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
-from eval.scores.measure import Figure, holm, mcnemar
-from eval.scores.subgroups import wilson
+from eval.scores.measure import Figure, holm, mcnemar, wilson
 
 _PARTS = ("lowest third", "middle third", "highest third")
 Labels = tuple[bool | None, bool | None]

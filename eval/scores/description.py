@@ -23,8 +23,7 @@ from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
 from court.errors import BadRequest
 from eval.datasets.card_rows import RowGold
 from eval.datasets.record_files import Coded
-from eval.scores.measure import Figure, holm
-from eval.scores.subgroups import wilson
+from eval.scores.measure import Figure, holm, wilson
 
 MONTH = "month"
 _ALIKE = {str, tuple, type(None), RowGold}

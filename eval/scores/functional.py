@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from court.errors import BadRequest
 from eval.datasets.items import Outcome
 from eval.runs.results import Results
-from eval.scores.measure import Figure
-from eval.scores.subgroups import wilson
+from eval.scores.measure import Figure, wilson
 from eval.synthetic.functional import FunctionalCase
 
 

@@ -20,8 +20,7 @@ from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Agent, CallBudget, load
 from eval.runs.plan import require_models
-from eval.scores.measure import Figure, mcnemar
-from eval.scores.subgroups import wilson
+from eval.scores.measure import Figure, mcnemar, wilson
 from eval.session.directory import CALLS
 from eval.session.engine import Later, Patience, Progress, Watch, patiently, run_items
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
