@@ -13,7 +13,7 @@ from eval.arena.events import Event, Judged, LossExplained, NoReply, TaskFormula
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker, answers_of
-from eval.arena.words import OVERALL, LossError
+from eval.arena.words import LOSS_ERRORS, OVERALL
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from eval.reports.sections import Section
@@ -205,7 +205,7 @@ async def _explained(
         second=second,
         aspect=explanation.aspect if several else loss.aspects[0],
         asked=several,
-        error=LossError(explanation.error),
+        error=explanation.error,
         why=explanation.why,
         call=call,
     )
@@ -233,7 +233,7 @@ def loss_report(
                     model=name,
                     n=len(own),
                     aspects=_shares([(e.meme, e.aspect) for e in own], aspects, resamples=resamples, seed=seed),
-                    errors=_shares([(e.meme, e.error) for e in own], tuple(LossError), resamples=resamples, seed=seed),
+                    errors=_shares([(e.meme, e.error) for e in own], LOSS_ERRORS, resamples=resamples, seed=seed),
                 )
             )
     silent = {(e.meme, e.task, *e.about) for e in events if isinstance(e, NoReply) and e.to == "explanation"}
@@ -268,8 +268,8 @@ def loss_sections(report: LossReport) -> list[Section]:
         *((one.model, f"{one.n:,}", *_percents(one.aspects, names)) for one in report.models),
     )
     errors = (
-        ("model", "losses", *map(str, LossError)),
-        *((one.model, f"{one.n:,}", *_percents(one.errors, LossError)) for one in report.models),
+        ("model", "losses", *LOSS_ERRORS),
+        *((one.model, f"{one.n:,}", *_percents(one.errors, LOSS_ERRORS)) for one in report.models),
     )
     notes = [
         "In per cent of a model's losses that were explained, with 95 % intervals by bootstrap over memes. The aspect "

@@ -18,7 +18,7 @@ from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
 from eval.arena.events import Answered, Event, FusionBegun, FusionRound, ReplyCost, Style, cost_of
 from eval.arena.settings import ArenaSettings
-from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
+from eval.arena.words import LOSS_ERRORS, LossError, Relevance, Verdict, Verdicts, words_of
 from eval.models.metered import Agent, MeteredModel, load
 from eval.models.samples import ShownMeme
 
@@ -152,14 +152,13 @@ class Explanation(Reply):
 
     why: _Why
     aspect: str = ""
-    error: str
-    """One of :class:`~eval.arena.words.LossError`."""
+    error: LossError
 
 
 def explanation_form(aspects: Sequence[str], chars: int) -> dict[str, Any]:
     """Returns the JSON schema of :class:`Explanation`; with fewer than two aspects, the model is not asked for one."""
     properties = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
-    error = {"type": "string", "enum": [str(error) for error in LossError]}
+    error = {"type": "string", "enum": list(LOSS_ERRORS)}
     return object_schema({**form_of(_Reasons, chars)["properties"], **properties, "error": error})
 
 
@@ -169,7 +168,6 @@ def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
     # Without a choice, the model was not asked for an aspect, and any that it names is ignored.
     if len(aspects) > 1:
         _require_one_of(aspects, {"aspect": explanation.aspect})
-    _require_one_of(list(LossError), {"error": explanation.error})
     return explanation
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal, get_args
 
 OVERALL = "overall"
 """Name of the criterion that ranks."""
@@ -69,15 +70,9 @@ class Verdicts:
     """The judge's own answer; empty if it was not asked for one."""
 
 
-class LossError(StrEnum):
-    """Kind of error that made an answer lose."""
-
-    TEXT = "text"
-    PERCEPTION = "perception"
-    REASONING = "reasoning"
-    KNOWLEDGE = "knowledge"
-    REFUSAL = "refusal"
-    NONE = "none"
+LossError = Literal["text", "perception", "reasoning", "knowledge", "refusal", "none"]
+"""Kind of error that made an answer lose."""
+LOSS_ERRORS: tuple[LossError, ...] = get_args(LossError)
 
 
 class Setting(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eval.arena.ranking.battles import Battles, Floats, rated
-from eval.arena.ranking.bootstrap import Spread, spread
+from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import fit
 
 
@@ -70,33 +70,17 @@ class World:
         return Battles(names, *places, np.array(score), np.array(meme, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Coverage of 95 % intervals.
-
-    Attributes:
-        memes: Coverage of intervals by bootstrap over memes.
-        rows: Coverage of intervals by bootstrap over battles.
-    """
-
-    memes: float
-    rows: float
-    tables: int
-
-
-def coverage(world: World, tables: int, *, resamples: int = 1000) -> Coverage:
-    """Simulates tables and counts the intervals that contain the truth."""
+def coverage(world: World, tables: int, *, resamples: int) -> tuple[float, float]:
+    """Simulates tables; returns the shares of intervals with the truth, by bootstrap over memes and over battles."""
     truth = world.truth()
 
-    def holds(found: Spread) -> Floats:
+    def holds(table: Battles, seed: int) -> Floats:
+        found = spread(table, resamples=resamples, seed=seed)
         assert found.low is not None and found.high is not None
         return np.asarray((found.low <= truth) & (truth <= found.high), dtype=np.float64)
 
-    by_meme, by_row = [], []
-    for number in range(tables):
-        table = world.table(number)
-        by_meme.append(holds(spread(table, resamples=resamples, seed=number)))
-        # As if every battle were over a meme of its own.
-        rows = replace(table, meme=np.arange(len(table), dtype=np.int64))
-        by_row.append(holds(spread(rows, resamples=resamples, seed=number)))
-    return Coverage(float(np.mean(by_meme)), float(np.mean(by_row)), tables)
+    drawn = [world.table(number) for number in range(tables)]
+    # As if every battle were over a meme of its own.
+    apart = [replace(table, meme=np.arange(len(table), dtype=np.int64)) for table in drawn]
+    by_meme, by_battle = (np.mean([holds(one, seed) for seed, one in enumerate(each)]) for each in (drawn, apart))
+    return float(by_meme), float(by_battle)

@@ -54,9 +54,9 @@ def rng_of(*names) -> random.Random:
 class ArenaModel:
     """The replies of one scripted model to all prompts of the arena."""
 
-    def __init__(self, name, strengths, *, favours=0.0, spread=0.5, levels=3, refuses=(), says=None):
+    def __init__(self, name, strengths, *, favours=0.0, levels=3, refuses=(), says=None):
         self.name, self.strengths = name, strengths
-        self.favours, self.spread, self.levels, self.refuses = favours, spread, levels, refuses
+        self.favours, self.levels, self.refuses = favours, levels, refuses
         self.says = says or (lambda request, usual: usual)
 
     def __call__(self, request):
@@ -86,7 +86,7 @@ class ArenaModel:
         return {"background_knowledge": "It is about tea.", "reasoning": f"{self._quality(meme)}{lists}"}
 
     def _quality(self, meme):
-        quality = self.strengths[self.name] + rng_of("quality", self.name, meme).gauss(0, self.spread)
+        quality = self.strengths[self.name] + rng_of("quality", self.name, meme).gauss(0, 0.5)
         return f"quality={quality:.4f} voice={self.name}"
 
     def _judged(self, request, words):

@@ -16,7 +16,7 @@ from eval.arena.events import Judged, LossExplained, NoReply
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
 from eval.arena.losses import explain_losses, loss_report, losses_of
-from eval.arena.words import LossError, Verdict
+from eval.arena.words import LOSS_ERRORS, Verdict
 from eval.datasets.known import find_card
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
@@ -95,7 +95,7 @@ def test_planted_faults_are_found_and_shares_add_up(finished_arena):
         assert (always.value, always.high) == (1, 1) and always.low == pytest.approx(0.025 ** (1 / memes))
         for shares in (one.aspects, one.errors):
             assert sum(figure.value for figure in shares.values()) == pytest.approx(1)
-        assert set(one.errors) == set(map(str, LossError)) and set(one.aspects) == set(ASPECTS)
+        assert set(one.errors) == set(LOSS_ERRORS) and set(one.aspects) == set(ASPECTS)
     # A tenth is explained twice, by two models that agree.
     again = [e for e in finished_arena.folder.events() if isinstance(e, LossExplained) and e.second]
     assert len(again) == len(models["lark"].asked) == round(0.1 * len(losses))
