@@ -9,6 +9,7 @@ import click
 
 from eval.commands.options import say
 from eval.session.engine import watching
+from eval.synthetic.functional import write_functional
 from eval.synthetic.make import Layout, Plant, make
 from eval.synthetic.starter import write_starter_data
 from serving.cli.common import PATH
@@ -18,10 +19,11 @@ from serving.cli.common import PATH
 @click.argument("out", type=PATH)
 @click.option(
     "--layout",
-    type=click.Choice(["harmeme", "fhm", "starter"]),
+    type=click.Choice(["harmeme", "fhm", "starter", "functional"]),
     default="harmeme",
     show_default=True,
-    help="Layout to imitate, with three labels or with two; or the starter library's own memes and 200 like them.",
+    help="Layout to imitate, with three labels or with two; the starter library's own memes and 200 like them; or "
+    "functional tests in the manner of HateCheck.",
 )
 @click.option("--train", default=200, show_default=True, help="Memes in the train split.")
 @click.option("--val", default=40, show_default=True, help="Memes in the validation split.")
@@ -35,7 +37,8 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     group; others differ from a harmful one in nothing but the picture, or nothing but the text. Beside the files of the
     layout, synthetic.json says what was planted and key.jsonl what each meme shows.
 
-    With --layout starter the words alone decide, and the other options change nothing.
+    With --layout starter the words alone decide, and the other options change nothing. Functional tests, which take
+    --seed, have the starter library's memes as precedents; `memecourt-eval functional` scores a run of them.
 
     \b
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
@@ -44,6 +47,12 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
         with watching(say) as progress:
             count = write_starter_data(out, partial(progress.step, "pictures"))
         click.echo(f"{count:,} memes: train.jsonl is for a library, test.jsonl for judging")
+        return
+    if layout == "functional":
+        with watching(say) as progress:
+            cases = write_functional(out, seed=seed, progress=partial(progress.step, "pictures"))
+        kinds, harmful = len({case.functionality for case in cases}), sum(case.harmful for case in cases)
+        click.echo(f"{len(cases):,} cases of {kinds} functionalities, {harmful:,} of them harmful")
         return
     try:
         planted = [Plant(word.strip()) for word in plant.split(",") if word.strip()]

@@ -32,7 +32,6 @@ FUNCTIONAL_KEY = "functional.jsonl"
 CONTRAST = ("attack-on-shown-group", "attack-on-shown-things", "kindness-to-shown-group", "kindness-to-shown-things")
 """Functionalities of the four memes of a contrast set; the first is harmful."""
 
-_MOST = 200  # cases per functionality
 _PLATE = (0.16, 0.44, 0.84, 0.58)  # position of the sign: left, top, right and bottom, as shares of the picture
 
 
@@ -122,12 +121,10 @@ def write_functional(
     """Draws and writes the functional tests: the same files for the same arguments.
 
     Raises:
-        BadRequest: The directory is not empty, or more cases are requested than can be made.
+        BadRequest: The directory is not empty.
         OSError: The disk cannot be written.
     """
     refuse_full(root)
-    if not 1 <= count <= _MOST:
-        raise BadRequest(f"Between 1 and {_MOST} cases of each functionality can be made, not {count}.")
     made = cases(count, seed)
     starter = [json.loads(line) for line in STARTER_MEMES.read_text("utf-8").splitlines()]
     (root / "img").mkdir(parents=True)
@@ -148,7 +145,7 @@ def write_functional(
     (root / "test.jsonl").write_text("".join(test), "utf-8")
     key = "".join(json.dumps({name: getattr(case, name) for name in case.__slots__}) + "\n" for case in made)
     (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
-    about = {"made_by": "memecourt-eval functional make", "dataset": DATASET, "seed": seed, "cases": count}
+    about = {"made_by": "memecourt-eval synthetic", "dataset": DATASET, "seed": seed, "cases": count}
     # Written last, because the directory is recognised by this file.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return made
@@ -163,7 +160,7 @@ def read_key(root: Path) -> tuple[FunctionalCase, ...]:
     except (OSError, ValueError, TypeError):
         raise BadRequest(
             f"{root} holds no functional tests: {FUNCTIONAL_KEY} is missing or can't be read. `memecourt-eval "
-            "functional make DIR` writes them.",
+            "synthetic DIR --layout functional` writes them.",
             reason="DATA_MISSING",
         ) from None
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections import Counter, defaultdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,8 +113,9 @@ def test_predictions_of_other_cases_are_refused():
 
 
 @pytest.mark.slow
-def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_path):
-    output = invoke("functional", "make", tmp_path / "tests", "--cases", 1)
+def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.commands.synthetic.write_functional", partial(write_functional, count=1))
+    output = invoke("synthetic", tmp_path / "tests", "--layout", "functional")
     assert "18 cases of 18 functionalities, 8 of them harmful" in output
     (dataset,) = recognised(tmp_path / "tests")
     assert dataset.id == DATASET
@@ -133,18 +135,16 @@ def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_
         *("score", file, "--dataset", DATASET, "--data", tmp_path / "tests", "--split", "test"),
         *("--out", tmp_path / "oracle"),
     )
-    score = ("functional", "score", tmp_path / "tests", tmp_path / "court", tmp_path / "oracle")
+    score = ("functional", tmp_path / "tests", tmp_path / "court", tmp_path / "oracle")
     output = invoke(*score, "--html", tmp_path / "page.html")
     assert "attack-on-shown-group" in output and "whole sets right" in output
     assert "quoted-to-refuse" in (tmp_path / "page.html").read_text()
     court, oracle = json.loads(invoke(*score, "--json"))["systems"]
     assert oracle["passed"]["value"] == 1 and 0 < court["passed"]["value"] < 1
-    assert "holds no functional tests" in invoke("functional", "score", tmp_path, tmp_path / "court", code=1)
+    assert "holds no functional tests" in invoke("functional", tmp_path, tmp_path / "court", code=1)
 
 
 def test_functional_tests_are_written_only_into_an_empty_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRequest, match="not empty"):
         write_functional(tmp_path)
-    with pytest.raises(BadRequest, match="Between 1 and 200"):
-        write_functional(tmp_path / "new", count=0)

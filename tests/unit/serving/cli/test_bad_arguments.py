@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from PIL import Image
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
@@ -142,8 +141,6 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("eval.commands.witness.open_models", entered)
     monkeypatch.setattr("court.backends.sandbox.process.WorkerProcess.start", entered)
     monkeypatch.setattr("serving.cli.setup.fetch_weights", loaded)
-    for name in ("draw_meme", "draw_case"):
-        monkeypatch.setattr(f"eval.synthetic.functional.{name}", lambda *_, **__: Image.new("RGB", (8, 8)))
     monkeypatch.setitem(gather.__kwdefaults__, "resamples", 20)
     monkeypatch.setattr("serving.cli.setup.fetch_model", loaded)
 
