@@ -23,7 +23,7 @@ from retrieval.library.library import Library, refuse_place
 from retrieval.library.manifest import USUAL, LabelledMeme, Safeguards, Tuning
 from retrieval.library.picture_import import ImportedPicture, Wanted, embed_pictures_of
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Problem, Provenance, Row, Source, SourceFormat
+from retrieval.library.sources import Problem, Provenance, Row, Source
 from retrieval.library.thumbnails import ThumbnailWriter
 
 Progress = Callable[[str, int, int], None]
@@ -192,7 +192,6 @@ async def build_starter(path: Path, encoder: Encoder, picture_reader: PictureRea
                 STARTER_MEMES,
                 name=STARTER,
                 pictures=_STARTER_PICTURES,
-                format=SourceFormat.MEMECOURT,
                 provenance=Provenance(verified_by_row=True),
             )
         ],

@@ -167,10 +167,7 @@ def _value(value: Any) -> str:
 
 
 def _labelled() -> Iterator[str]:
-    yield (
-        "\n## Labelled memes\n\nLayouts that `memecourt precedents build` reads; it recognises them, and `--format` "
-        "names one.\n\n| `--format` | |\n|---|---|\n"
-    )
+    yield ("\n## Labelled memes\n\nLayouts that `memecourt precedents build` recognises.\n\n| layout | |\n|---|---|\n")
     for name, text in member_docs(SourceFormat):
         yield f"| `{name}` | {cell(text)} |\n"
     claims = textwrap.dedent((read_claims.__doc__ or "").partition("::\n\n")[2].partition("\n\n")[0])

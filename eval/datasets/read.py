@@ -25,7 +25,7 @@ from eval.datasets.items import JudgedMeme, Level, Protocol, of_level
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for, recognised
 from eval.datasets.plain_table import PlainTable, read_plain_table
 from retrieval.library.picture_finder import DatasetPictures
-from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
+from retrieval.library.sources import Problem, Row, Rows, Source
 
 EXAMPLES = "examples of"
 """Part of the name of a library of labelled examples, whose labels of harm are meaningless."""
@@ -189,15 +189,14 @@ def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "
         good = [row_of(meme) for meme in anew.memes]
         if examples_of:
             bare = [replace(row, label=Label.NOT_HARMFUL, source_label="", categories=()) for row in good]
-            return Rows(SourceFormat.CARD, bare, [])
-        return Rows(SourceFormat.CARD, good, list(anew.problems))
+            return Rows(bare)
+        return Rows(good, list(anew.problems))
 
     return Source(
         path=data / next(iter(read.files)),
         name=name,
         # Names that exist nowhere are missing pictures, and not memes without one.
         pictures=read.pictures or (Path(card.layout.pictures_at or data) if read.named else None),
-        format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),
         notes=read.notes,

@@ -294,6 +294,7 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
     for source in train:
         rows = read_source(source)
         pictures = _digests([row.image for row in rows.good], source.pictures)
+        paths = source.files or (source.path,)
         # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed below.
         files: list[JsonValue] = [sha256_of(path) for path in source.files or [source.path] if not path.is_dir()]
         sources.append({"files": files, "name": source.label, "pictures": pictures, "recipe": source.recipe})

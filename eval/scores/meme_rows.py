@@ -15,7 +15,7 @@ from retrieval.library.tables import (
     delimiter_of,
     header_of,
     json_records,
-    parse_json,
+    parse_object,
     read_text,
     repeated_names,
 )
@@ -85,8 +85,7 @@ def column_named(path: Path, names: Sequence[str], what: str) -> str:
     content = read_text(path, what)
     line = content.lstrip().split("\n", 1)[0]
     header = {name for sign in DELIMITERS for name in header_of(content, sign)}
-    record = parse_json(line)
-    header |= record.keys() if isinstance(record, dict) else set()
+    header |= (parse_object(line) or {}).keys()
     return next((name for name in names if name in header), names[0])
 
 

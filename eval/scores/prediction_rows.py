@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
 from eval.datasets.items import Outcome
-from eval.datasets.record_files import RecordFile, parse_object
+from eval.datasets.record_files import RecordFile
 from eval.scores.meme_rows import table_records
-from retrieval.library.tables import Record
+from retrieval.library.tables import Record, parse_object
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample

@@ -23,7 +23,7 @@ from retrieval.library.tables import (
     delimiter_of,
     header_of,
     json_records,
-    parse_json,
+    parse_object,
     read_text,
     repeated_names,
 )
@@ -150,22 +150,18 @@ def read_source(source: Source) -> Rows:
         read = source.rows()
         # Under the source's name, by which a report sorts them, and which the user may have chosen.
         good = [replace(row, source=source.label) for row in read.good]
-        return Rows(read.format, good, [replace(problem, source=source.label) for problem in read.problems])
-    if source.format is SourceFormat.CARD:
-        raise BadRequest(
-            f"{source.path.name} is read by the card of its data set: name that with --dataset, and not the format.",
-            reason="SOURCE_FORMAT_UNKNOWN",
-        )
+        return Rows(good, [replace(problem, source=source.label) for problem in read.problems])
     content = read_text(source.path, "labelled memes")
     _refuse_marked(source.path, content)
-    layout = source.format or _detect(content)
+    layout = _detect(content)
     if layout is None:
         # Naming a layout would not help for an empty file.
         if not content.strip():
             raise BadRequest(f"{source.path.name} is empty: it has no labelled memes.", reason="SOURCE_FORMAT_UNKNOWN")
         raise BadRequest(
-            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has. A table "
-            "needs id and label in its first line, and commas, semicolons or tabs between its cells.",
+            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). A table needs id and label in "
+            "its first line, and commas, semicolons or tabs between its cells; a data set with a card is named by "
+            "--dataset.",
             reason="SOURCE_FORMAT_UNKNOWN",
         )
     delimiter = _delimiter(layout, content)
@@ -174,9 +170,8 @@ def read_source(source: Source) -> Rows:
             f"{source.path.name} has the column {', '.join(repeated)} twice. Rename the one that is not meant.",
             reason="SOURCE_UNREADABLE",
         )
-    rows, name = Rows(layout), source.label
-    records = csv_records(content, delimiter) if delimiter else json_records(content)
-    for line, record in records:
+    rows, name = Rows(), source.label
+    for line, record in csv_records(content, delimiter) if delimiter else json_records(content):
         id_ = ""
         try:
             if isinstance(record, str):
@@ -249,13 +244,10 @@ def _delimiter(layout: SourceFormat, content: str) -> str:
 def _detect(content: str) -> SourceFormat | None:
     # Splits only as many lines as needed, as these files may be large.
     for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT]:
-        record = parse_json(line)
-        if isinstance(record, dict) and "id" in record:
+        record = parse_object(line)
+        if record is not None and "id" in record:
             # Only HarMeme has a list of labels.
-            if "labels" in record:
-                return SourceFormat.HARMEME
-            # FHM's rows differ from ours in the name of the picture's field.
-            return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
+            return SourceFormat.HARMEME if "labels" in record else SourceFormat.MEMECOURT
     return SourceFormat.CSV if delimiter_of(content, _CSV_COLUMNS) else None
 
 
@@ -299,21 +291,12 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
-    # Never guessed: a precedent whose label nobody gave would be evidence without a source.
-    if (word := _word(record.get("label"))) is None:
-        raise BadCell("it has no label, as in a test split")
-    if word not in ("0", "1"):
-        raise BadCell("the label is neither 0 nor 1")
-    return {"label": _label(word), "source_label": word, "image": _name(record.get("img"))}
-
-
 def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     label, categories = record.get("label"), record.get("categories") or ()
     word = _word(label)
     if word is None or word not in LABEL_WORDS:
         raise BadCell(
-            "the label is empty"
+            ("the label is empty" if "label" in record else "it has no label, as in a test split")
             if word is None
             else "the label is none that is known (1, 0, harmful, not_harmful, hateful, true, false)"
         )
@@ -355,7 +338,6 @@ def _name(value: Any) -> str:
 
 _PARSERS: dict[SourceFormat, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     SourceFormat.HARMEME: _parse_harmeme,
-    SourceFormat.FHM: _parse_fhm,
     SourceFormat.CSV: _parse_plain,
     SourceFormat.MEMECOURT: _parse_plain,
 }

@@ -20,15 +20,11 @@ class SourceFormat(StrEnum):
 
     HARMEME = "harmeme"
     """JSON a line: ``id``, ``image``, ``labels`` (the first is the label, the others are targets), ``text``."""
-    FHM = "fhm"
-    """JSON a line: ``id``, ``img``, ``label`` (1 hateful, 0 not, absent in test splits), ``text``."""
     CSV = "csv"
     """Header ``id,label`` and any of ``text,image,categories``; categories parted by semicolons."""
     MEMECOURT = "memecourt"
-    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image``; and, where somebody has confirmed the
-    label, ``verified_by`` and ``verified_on``."""
-    CARD = "card"
-    """Any layout that a data-set card describes; the source brings its reader along."""
+    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image`` (``img`` in Hateful Memes); and, where
+    somebody has confirmed the label, ``verified_by`` and ``verified_on``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,8 @@ class Source:
 
     Attributes:
         pictures: Directory that image names are relative to; None to go by the texts alone.
-        rows: Reads the rows of a source of format ``card``; None for the others.
+        rows: Reads the rows of a data set or plain table, in any layout that a card describes; None for files in a
+            known layout.
         files: All files that the rows are read from, if these are not ``path``.
         notes: Sentences on how its rows are read, to be said before they are.
         recipe: Digest of the rules by which rows are read from them; empty if the format determines them.
@@ -65,7 +62,6 @@ class Source:
     path: Path
     name: str = ""
     pictures: Path | None = None
-    format: SourceFormat | None = None
     provenance: Provenance = Provenance()
     rows: Callable[[], Rows] | None = None
     files: tuple[Path, ...] = ()
@@ -113,6 +109,5 @@ class Problem:
 class Rows:
     """Rows read from a source."""
 
-    format: SourceFormat
     good: list[Row] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

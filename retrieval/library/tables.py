@@ -13,6 +13,8 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from court.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -81,17 +83,23 @@ def json_records(content: str) -> Iterator[Record]:
     # Not splitlines(): it also splits at characters that may occur inside a JSON string.
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
-            record = parse_json(line)
-            yield number, record if isinstance(record, dict) else "the line is no JSON object"
+            record = parse_object(line)
+            yield number, "the line is no JSON object" if record is None else record
 
 
-def parse_json(line: str) -> Any:
-    """The JSON value of a line; None if it is not valid JSON."""
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it is not one."""
+    # orjson is several times faster, but strict; lines that it refuses are parsed again below.
     try:
-        return json.loads(line)
-    # Deeply nested brackets raise RecursionError, which is not a ValueError.
-    except (ValueError, RecursionError):
-        return None
+        record = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # Python's json writes NaN, Infinity and lone surrogates, which are not valid JSON, so files contain them.
+        try:
+            record = json.loads(text)
+        # Deep nesting raises RecursionError, which counts as a fault of the line and must not stop the reader.
+        except (ValueError, RecursionError):
+            return None
+    return record if isinstance(record, dict) else None
 
 
 def csv_records(content: str, delimiter: str) -> Iterator[Record]:
@@ -100,24 +108,19 @@ def csv_records(content: str, delimiter: str) -> Iterator[Record]:
     # guessed at.
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
-    for line, cells in csv_rows(reader):
-        if isinstance(cells, str):
-            yield line, cells
-        elif not any(cell.strip() for cell in cells):
-            continue
-        elif header is None:
-            header = _named(cells)
-        # Spreadsheets pad rows with empty cells.
-        elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
-            yield line, f"the line has {len(cells)} cells under a header of {len(header)}"
-        else:
-            yield line, dict(zip(header, cells, strict=False))
-
-
-def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
-    """Cells of each row, with the line on which it ends, or the fault of a line."""
     for lines, rows in csv_blocks(reader):
-        yield from zip(lines, repeat(rows) if isinstance(rows, str) else rows, strict=False)
+        for line, cells in zip(lines, repeat(rows) if isinstance(rows, str) else rows, strict=False):
+            if isinstance(cells, str):
+                yield line, cells
+            elif not any(map(str.strip, cells)):
+                continue
+            elif header is None:
+                header = _named(cells)
+            # Spreadsheets pad rows with empty cells.
+            elif len(cells) < len(header) or any(map(str.strip, cells[len(header) :])):
+                yield line, f"the line has {len(cells)} cells under a header of {len(header)}"
+            else:
+                yield line, dict(zip(header, cells, strict=False))
 
 
 def csv_blocks(reader: CsvReader) -> Iterator[tuple[Sequence[int], list[list[str]] | str]]:

@@ -78,12 +78,6 @@ _described = with_options(
         help="Folder that picture names in the files are relative to. Without it, only texts are used.",
     ),
     click.option(
-        "--format",
-        "layout",
-        type=click.Choice(["harmeme", "fhm", "csv", "memecourt"]),
-        help="Format of the files. [default: detected from their content]",
-    ),
-    click.option(
         "--column",
         "columns",
         multiple=True,
@@ -195,9 +189,8 @@ async def build(
 
     \b
     harmeme    JSON a line: id, image, labels (the first is the label), text
-    fhm        JSON a line: id, img, label (1 hateful, 0 not), text
     csv        a header with id, label and any of text, image, categories
-    memecourt  JSON a line: id, label, text, categories, image
+    memecourt  JSON a line: id, label, text, categories, image (img in Hateful Memes)
 
     A csv file may be in UTF-8 or UTF-16, with commas, semicolons or tabs; labels are 1, 0, true, false, harmful,
     not_harmful, hateful, not_hateful and the like. Rows that can't be used are counted and listed, and the others go
@@ -361,11 +354,13 @@ def _sources_of(
     data: Path | None,
     source: str,
     pictures: Path | None,
-    layout: str | None,
     columns: tuple[str, ...],
     harmful: str,
     **provenance: Any,
 ) -> list[Source]:
+    from retrieval.library.readers import is_plain_table
+    from retrieval.library.sources import Provenance, Source
+
     binding, provenance["binding_by"] = provenance.pop("binding"), provenance.pop("who").strip()
     if binding is not bool(provenance["binding_by"]):
         raise click.UsageError("--binding and --who belong together: who answers for each of these labels?")
@@ -375,19 +370,19 @@ def _sources_of(
     if bool(files) is (dataset is not None):
         raise click.UsageError("Name FILEs, or a data set with --dataset and --data; not both.")
     if dataset is not None and data is not None:
-        if layout or pictures:
-            raise click.UsageError("--format and --pictures are known of a data set: leave them out.")
+        if pictures:
+            raise click.UsageError("--pictures is known of a data set: leave it out.")
         provenance = {**provenance, "split": provenance["split"] or "train"}
         found = _of_dataset(dataset, data, provenance["split"])
         return [replace(found, name=source or found.name, provenance=Provenance(**provenance))]
-    chosen, known = SourceFormat(layout) if layout else None, Provenance(**provenance)
-    if chosen is None and (columns or harmful or any(is_plain_table(path) for path in files)):
+    known = Provenance(**provenance)
+    if columns or harmful or any(map(is_plain_table, files)):
         found_tables = [
             _of_dataset("", path, provenance["split"], columns=columns, harmful=harmful, pictures=pictures)
             for path in files
         ]
         return [replace(one, name=source or one.name, provenance=known) for one in found_tables]
-    return [Source(path=path, name=source, pictures=pictures, format=chosen, provenance=known) for path in files]
+    return [Source(path=path, name=source, pictures=pictures, provenance=known) for path in files]
 
 
 def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:

@@ -20,7 +20,7 @@ from eval.arena.words import words_of
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Source, SourceFormat
+from retrieval.library.sources import Source
 from tests.support.arena_world import DIMENSIONS, Arena, MemoryCallCache, output_of
 
 
@@ -97,7 +97,7 @@ def test_reasons_are_mirrored_only_when_each_a_surely_names_an_answer(why, mirro
 
 def test_libraries_refuse_judge_examples(folder):
     with pytest.raises(BadRequest) as caught:
-        read_source(Source(path=folder / "train.jsonl", format=SourceFormat.HARMEME))
+        read_source(Source(path=folder / "train.jsonl"))
     assert caught.value.reason == "SOURCE_NOT_FOR_LIBRARIES"
 
 

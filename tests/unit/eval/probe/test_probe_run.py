@@ -20,7 +20,7 @@ from eval.probe.topics import topics_of
 from eval.scores.means import mean_of
 from retrieval.build import build_library
 from retrieval.library.readers import read_source
-from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFormat
+from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.golden import check_figures
@@ -279,7 +279,7 @@ def test_marked_texts_are_refused_by_every_library_format(whole, tmp_path):
 @pytest.mark.parametrize("before", [0, 2**20 - 5, 2**20, 3 * 2**20 - 1])
 def test_mark_is_found_anywhere_in_a_file_read_in_chunks(tmp_path, before):
     file = tmp_path / "rows.bin"
-    source = Source(file, rows=lambda: Rows(SourceFormat.CARD), files=(file,))
+    source = Source(file, rows=lambda: Rows(), files=(file,))
     file.write_bytes(b" " * before + NOT_FOR_LIBRARIES.encode()[:-1])
     assert read_source(source).good == []
     file.write_bytes(b" " * before + NOT_FOR_LIBRARIES.encode())

@@ -8,14 +8,12 @@ from PIL import Image
 
 from court.errors import BadRequest
 from court.verdict import Label
-from eval.scores.prediction_file import read_predictions
 from retrieval.library.cells import plain_word
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.picture_import import Wanted, _bytes_of, _finders, _NoPicture
 from retrieval.library.readers import classes_of, label_counts, read_source
 from retrieval.library.sources import Row, Source
 from serving.cli.main import cli
-from tests.support.judged import meme
 
 ROWS = [
     ("00035", "img/a.png", "1", "dirty people, from Blueland"),
@@ -67,13 +65,6 @@ def test_table_is_read_in_every_format(tmp_path, content):
     assert [row.label for row in rows.good] == [Label.HARMFUL, Label.NOT_HARMFUL] * 2
 
 
-@pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_predictions_are_read_in_every_format(tmp_path, content):
-    (tmp_path / "table.csv").write_bytes(content)
-    read = read_predictions(tmp_path / "table.csv", [meme(id_, label == "1") for id_, _, label, _ in ROWS])
-    assert [prediction.outcome.harmful for prediction in read.predictions] == [True, False, True, False]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -83,11 +74,10 @@ def test_predictions_are_read_in_every_format(tmp_path, content):
         (table().encode("utf-16") + b"\n", "begins as UTF-16 and is damaged"),
     ],
 )
-@pytest.mark.parametrize("read", [lambda path: read_source(Source(path)), lambda path: read_predictions(path, [])])
-def test_unsupported_encoding_is_named_and_refused(tmp_path, content, message, read):
+def test_unsupported_encoding_is_named_and_refused(tmp_path, content, message):
     (tmp_path / "table.csv").write_bytes(content)
     with pytest.raises(BadRequest, match=message):
-        read(tmp_path / "table.csv")
+        read_source(Source(tmp_path / "table.csv"))
 
 
 @pytest.mark.parametrize(
