@@ -124,8 +124,8 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
     if as_json:
         click.echo(json.dumps({"datasets": [asdict(report) for report in reports]}))
     else:
-        for report in reports:
-            _print_check(report)
+        for card, report in zip(chosen, reports, strict=True):
+            _print_check(card, report)
     # As linters have it: 1 for findings, and 2 above where there was nothing to check.
     sys.exit(1 if any(report.findings for report in reports) else 0)
 
@@ -257,32 +257,36 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
             await reader.aclose()
 
 
-def _print_check(report: DatasetCheck) -> None:
-    click.echo(f"{report.dataset}: {report.title}")
+def _print_check(card: DatasetCard, report: DatasetCheck) -> None:
+    from eval.reports.sections import plain
+    from retrieval.library.readers import counted
+
+    click.echo(f"{report.dataset}: {card.title}")
+    first = card.court_task or card.all_tasks()[0]
+    sums = Counter[str]()
     for split in report.splits:
         if not split.file:
             click.echo(f"  {split.split:<12} not there")
             continue
-        classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
-        click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
-        # Told above, with the rows; another task may have as many of each label.
-        first = next((task for task, counts in split.tasks.items() if dict(counts) == dict(split.classes)), "")
-        for task, counts in split.tasks.items():
-            if task != first and counts:
-                words = ", ".join(f"{count:,} {label}" for label, count in counts.items())
-                click.echo(f"  {'':<12} {task}: {words}")
+        # The task that trials are scored on stands with the rows, the others below.
+        words = {
+            task: ", ".join(f"{n:,} {label}" for label, n in counts.items()) for task, counts in split.tasks.items()
+        }
+        sums.update(split.tasks[first.id])
+        labels = words.pop(first.id) or "none with a label"
+        click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {labels}; {split.pictures:,} pictures")
+        for task, others in words.items():
+            if others:
+                click.echo(f"  {'':<12} {task}: {others}")
         if split.refused or split.excluded or split.elsewhere:
-            others = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
+            rest = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
             click.echo(
                 f"  {'':<12} {split.memes:,} read + {split.excluded:,} excluded + {split.refused:,} refused = "
-                f"{split.rows:,} rows{others}"
+                f"{split.rows:,} rows{rest}"
             )
-    if report.harmful or report.benign:
-        sides = (("harmful", report.harmful), ("benign", report.benign))
-        counts = sum((Counter(split.classes) for split in report.splits), Counter[str]())
-        click.echo(
-            "  " + ", ".join(f"{side} = {counted({one: counts[one] for one in labels})}" for side, labels in sides)
-        )
+    if card.court_task and first.court:
+        sides = (("harmful", first.court.harmful), ("benign", first.court.benign))
+        click.echo("  " + ", ".join(f"{side} = {counted({one: sums[one] for one in ours})}" for side, ours in sides))
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
         # Ids and names of files are strangers': none of them may steer the terminal.
@@ -293,6 +297,6 @@ def _print_check(report: DatasetCheck) -> None:
             click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
     if not report.decoded and any(split.pictures for split in report.splits):
         click.echo("  pictures were not decoded; --decode does that")
-    for caveat in report.caveats:
+    for caveat in card.caveats:
         click.echo(f"  mind         {caveat}")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")

@@ -86,10 +86,6 @@ class CardLayout(CardModel):
     hub: str = ""
     """The data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded when the user names
     the data set. A copy on disk is read like any other folder."""
-    revision: str = "main"
-    """Revision of that repository."""
-    records: str = ""
-    """Key under which the list of rows is found in the object; only for ``json`` and ``json-map``."""
 
 
 class LabelFile(CardModel):
@@ -98,7 +94,6 @@ class LabelFile(CardModel):
     files: tuple[str, ...] = Field(min_length=1)
     on: str
     """Column that both files have, or ``@row`` to match rows by position."""
-    kind: FileKind
     columns: tuple[str, ...] = ()
     """Names of its columns if the file has no header."""
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, FileKind, SplitRole
@@ -28,13 +24,11 @@ from eval.datasets.record_files import (
     picture_columns,
 )
 from eval.datasets.verbs import take
-from retrieval.library.cells import BadCell, is_missing, word_of
+from retrieval.library.cells import BadCell, is_missing, plain_word, word_of
 from retrieval.library.picture_finder import PICTURE_ENDINGS
 from retrieval.library.readers import classes_of, label_counts
 from retrieval.library.tables import header_of, read_text
 
-_SAMPLE = 5000
-"""Pictures whose folders are counted."""
 _DISTINCT = 1000
 """Different values that are counted of a column; one with more is no label."""
 _LABELS = 24
@@ -53,11 +47,23 @@ _NAMED = {
     "text": ("text", "caption", "sentence", "ocr", "transcription", "tweet_text", "text_corrected"),
     "language": ("language", "lang"),
     "group": ("group", "template", "template_name", "family", "source"),
+    # One with another name is taken if no other column could be one.
+    "label": (
+        "label",
+        "labels",
+        "gold",
+        "gold_label",
+        "class",
+        "annotation",
+        "harmful",
+        "hateful",
+        "toxic",
+        "target_label",
+    ),
 }
 _KEYS = frozenset((*_NAMED["id"], *_NAMED["picture"]))
 """Names of columns that may be ids; else only pictures are."""
 _CHECK = "# CHECK"
-_SHARDS = "-*"
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ class Column:
     cells: int = 0
     many: bool = False
     """True if there are more values than are counted."""
-    _hashes: list[NDArray[np.int64]] | None = field(default_factory=list)
+    _hashes: set[int] = field(default_factory=set)
 
     def add(self, cells: Sequence[Any], name: str, *, texts: bool) -> None:
         """Counts the cells of some rows; ``name`` is that of the column, and ``texts`` is true if all are texts."""
@@ -94,11 +100,9 @@ class Column:
             # Most columns hold no name of a picture at all.
             if "." in joined and any(ending in joined.lower() for ending in PICTURE_ENDINGS):
                 self.pictures += sum(map(_names_picture, words))
-        if len(words) < len(cells):
-            self._hashes = None
         # Hashes in place of values, and only of columns that may be ids: a file may have millions.
-        if self._hashes is not None and (self.pictures or _plain(name) in _KEYS):
-            self._hashes.append(np.fromiter(map(hash, words), np.int64, len(words)))
+        if self.pictures or _plain(name) in _KEYS:
+            self._hashes.update(map(hash, words))
 
     def _count(self, word: str, count: int) -> None:
         if not word:
@@ -132,10 +136,7 @@ class Column:
     @property
     def is_key(self) -> bool:
         """True if every row has a value of its own."""
-        if not self._hashes or not self.cells == self.rows > 0 or self.missing or self.lists:
-            return False
-        ordered = np.sort(np.concatenate(self._hashes))
-        return len(ordered) == self.cells and not (ordered[1:] == ordered[:-1]).any()
+        return len(self._hashes) == self.cells == self.rows > 0 and not self.missing and not self.lists
 
     @property
     def is_label(self) -> bool:
@@ -153,12 +154,9 @@ class TableColumns:
 
     kind: FileKind
     paths: tuple[Path, ...]
-    rows: Mapping[Path, int]
     columns: Mapping[str, Column]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the labels that numbers in a column stand for."""
-    delimiter: str = ""
-    """What its cells are parted by, if these are no commas: ``semicolons`` or ``tabs``."""
 
 
 def draft_card(data: Path, id_: str = "") -> str:
@@ -177,12 +175,14 @@ def draft_card(data: Path, id_: str = "") -> str:
     if not data.exists():
         raise BadRequest(f"{data} is not there.", reason="DATA_MISSING")
     found = inspect_files(_candidates(data))
-    names = {role: named_column(found.columns, role) for role in ("picture", "text", "language", "group")}
-    names["id"] = id_column(found.columns, names["picture"])
+    fields = {role: named_column(found.columns, role) for role in ("picture", "text", "language", "group")}
+    fields = {"id": id_column(found.columns, fields["picture"]), **fields}
     split = split_column(found.columns)
     # The id, text and split columns are not offered as labels, even if they look like some.
-    taken = {*names.values(), split}
-    labels = [name for name, column in found.columns.items() if name not in taken and column.is_label]
+    taken = {*fields.values(), split}
+    free = {name: column for name, column in found.columns.items() if name not in taken and column.is_label}
+    # Two values of which one stands for none are a single label.
+    labels = [name for name, column in free.items() if len(labels_of(column, found.classes.get(name, ()))[1]) > 1]
     if not labels:
         raise BadRequest(
             f"No column of {found.paths[0].name} looks like a label (2 to {_LABELS} different values of at most "
@@ -191,22 +191,99 @@ def draft_card(data: Path, id_: str = "") -> str:
             reason="CARD_NOT_DRAFTED",
         )
     id_ = re.sub(r"[^a-z0-9]+", "-", (id_ or folder.resolve().name).lower()).strip("-") or "mine"
-    lines = [
-        f"format = {FORMAT}",
-        f"id = {quoted(id_)} {_CHECK}",
-        f"title = {quoted(id_)} {_CHECK}",
-        f'citation = "" {_CHECK} who made it',
-        f'licence = "" {_CHECK} on what terms',
-        f'source_url = "" {_CHECK} where its authors publish it',
-        f'verified = "" {_CHECK} where published counts come from',
-        "",
-        *_layout(found, folder, names["picture"]),
-        *_splits(found, folder, split),
-        *_fields(found, names),
-    ]
+    lines = [f"format = {FORMAT}"]
+    lines += _guesses({"id": id_, "title": id_})
+    for name, what in (
+        ("citation", "who made it"),
+        ("licence", "on what terms"),
+        ("source_url", "where its authors publish it"),
+        ("verified", "where published counts come from"),
+    ):
+        lines.append(f'{name} = "" {_CHECK} {what}')
+    lines += ["", "[layout]", *_guesses({"kind": found.kind, "pictures": [""]})]
+    lines.append(f"never_read = [] {_CHECK} columns with names of people and the like")
+    names = [path.relative_to(folder) for path in found.paths]
+    for one in splits_of(found.columns, split, list(map(Path.as_posix, names))) or map(_split_of, names):
+        lines += ["", "[[splits]]", *_guesses(one)]
+    lines += ["", "[fields]", *_guesses({role: name for role, name in fields.items() if name})]
+    others = [name for name in found.columns if name not in fields.values()]
+    lines.append(f"# other columns: {', '.join(map(quoted, others))}")
     for name in labels:
-        lines += _task(name, found.columns[name], found.classes.get(name, ()))
+        lines += ["", "[[tasks]]", *_task(found, name)]
     return "\n".join(lines) + "\n"
+
+
+def _guesses(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)} {_CHECK}" for key, value in table.items()]
+
+
+def _split_of(path: Path) -> dict[str, Any]:
+    name = re.sub(r"[^\w.-]+", "_", path.with_suffix("").as_posix())
+    return {"name": name, "role": role_of(path.stem), "files": [path.as_posix()]}
+
+
+def _task(found: TableColumns, name: str) -> list[str]:
+    column = found.columns[name]
+    mapped, counts, _ = labels_of(column, found.classes.get(name, ()))
+    lines = _guesses(task_of(name, column, mapped, counts))
+    if not column.lists:
+        sides = classes_of(counts)
+        # A comment, as a person has to confirm it; blank where the words don't say which label is harmful.
+        blank = "" if sides else " the words don't say which labels are harmful: fill it in"
+        lines.append(f"# court = {_toml(court_of(sides or {}))} {_CHECK}{blank}")
+    # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
+    values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
+    return [*lines, f"# seen: {values}; {column.missing:,} of {column.rows:,} rows have none"]
+
+
+def labels_of(column: Column, classes: Sequence[str]) -> tuple[dict[str, str], dict[str, int], str]:
+    """Label by value, rows by label, and a note on ``none``.
+
+    Args:
+        classes: Names of the labels that numbers stand for, if the file has them.
+    """
+    words = {value: class_of(value, classes) if classes else value for value in column.values}
+    by_word = Counter[str]()
+    for value, count in column.values.items():
+        by_word[words[value]] += count
+    counts, note = label_counts(by_word)
+    by_plain = {plain_word(label): label for label in counts}
+    mapped = {value: label for value, word in words.items() if (label := by_plain.get(plain_word(word)))}
+    return mapped, counts, note
+
+
+def task_of(name: str, column: Column, mapped: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The task of a column of labels, as a card has it."""
+    return {
+        "id": re.sub(r"[^\w-]+", "_", name).strip("_") or "label",
+        "kind": "multi" if column.lists else "binary" if len(counts) == 2 else "single",
+        "of": name,
+        "labels": list(counts),
+        "map": dict(mapped),
+        "missing": "none",
+    }
+
+
+def court_of(sides: Mapping[str, bool]) -> dict[str, list[str]]:
+    """The harmful and the benign labels, as a card has them; ``sides`` has true for harmful ones."""
+    parts = (("harmful", True), ("benign", False))
+    return {side: [label for label, is_harmful in sides.items() if is_harmful is one] for side, one in parts}
+
+
+def splits_of(columns: Mapping[str, Column], name: str, files: Sequence[str]) -> list[dict[str, Any]]:
+    """The splits that the values of a column name, as a card has them; none without a column."""
+    spellings: dict[str, list[str]] = {}
+    for value in columns[name].values if name else ():
+        spellings.setdefault(plain_word(value) or value, []).append(value)
+    return [
+        {
+            "name": re.sub(r"[^\w.-]+", "_", words[0]),
+            "role": role_of(plain),
+            "files": list(files),
+            "where": {name: words},
+        }
+        for plain, words in spellings.items()
+    ]
 
 
 def _candidates(data: Path) -> list[Path]:
@@ -231,7 +308,7 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
     # The largest file is usually the train split, which has all columns.
     largest = max(paths, key=lambda path: path.stat().st_size)
     kind = content_kind(largest)
-    similar, rows, columns, wanted = [], {}, dict[str, Column](), set[str]()
+    similar, columns, wanted = list[Path](), dict[str, Column](), set[str]()
     for path in (largest, *(path for path in paths if path != largest)):
         if content_kind(path) is not kind:
             continue
@@ -243,10 +320,8 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
         if not names or len(names & wanted) * 2 < len(wanted):
             continue
         similar.append(path)
-        rows[path] = 0
         pictures = set(picture_columns(path, kind))
         for block in file.blocks():
-            rows[path] += 0 if block.fault else len(block.numbers)
             for name, cells in block.columns.items():
                 # Nested values need a path, which a draft does not guess; pictures may be bytes.
                 if name in pictures:
@@ -256,12 +331,7 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.
-    delimiter = "tabs" if kind is FileKind.TSV else ""
-    if kind is FileKind.CSV and delimiter_in(header_line(largest)) == ";":
-        delimiter = "semicolons"
-    return TableColumns(
-        kind, tuple(sorted(similar)), rows, columns, classes=class_names(largest, kind), delimiter=delimiter
-    )
+    return TableColumns(kind, tuple(sorted(similar)), columns, class_names(largest, kind))
 
 
 def _names_picture(word: str) -> bool:
@@ -327,107 +397,11 @@ def split_column(columns: Mapping[str, Column]) -> str:
     return ""
 
 
-def _layout(found: TableColumns, folder: Path, picture: str) -> list[str]:
-    lines = ["[layout]", f"kind = {quoted(found.kind)}"]
-    if picture:
-        # The folder with most pictures in a sample; a folder with pictures directly in it is taken as it is.
-        places = Counter(
-            path.parent.relative_to(folder).as_posix()
-            for path in islice((p for p in folder.rglob("*") if p.suffix.lower() in PICTURE_ENDINGS), _SAMPLE)
-        )
-        first = "" if not places or "." in places else places.most_common(1)[0][0]
-        # A folder for each split, named like it; else, of several folders, the one where the names are found.
-        for stem in (path.stem for path in found.paths):
-            pattern = first.replace(stem, "{split}")
-            if len(places) > 1 and all(pattern.replace("{split}", path.stem) in places for path in found.paths):
-                first = pattern
-        # Names of pictures may include their folder.
-        inside = any(value.startswith(f"{first}/") for value in islice(found.columns[picture].values, 50))
-        lines.append(f"pictures = {_list(['' if inside else first])} {_CHECK} folder that their names are below")
-    return [*lines, f"never_read = [] {_CHECK} columns with names of people and the like", ""]
-
-
-def _splits(found: TableColumns, folder: Path, column: str) -> list[str]:
-    if column:
-        lines = []
-        for value, count in found.columns[column].values.items():
-            lines += [
-                *("[[splits]]", f"name = {quoted(value)}", f"role = {quoted(role_of(value))} {_CHECK}"),
-                f"files = {_list(path.relative_to(folder).as_posix() for path in found.paths)}",
-                f"where = {{ {_key(column)} = {quoted(value)} }}",
-                f"# rows = {count}",
-            ]
-        return [*lines, ""]
-    lines = []
-    parts: dict[Path, list[Path]] = {}
-    for path in found.paths:
-        parts.setdefault(_whole_of(path.relative_to(folder)), []).append(path)
-    for place, paths in parts.items():
-        stem = place.stem.removesuffix(_SHARDS)
-        # The datasets library saves each split in its own folder, with all files called data.
-        stem = place.parent.name if stem == "data" and place.parent.name else stem
-        # Parts of a data set that are stored side by side have files of the same name.
-        same_stem = sum(one.stem == place.stem for one in parts) > 1 and stem != place.parent.name
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else stem)
-        lines += [
-            *("[[splits]]", f"name = {quoted(name)}"),
-            f"role = {quoted(role_of(stem))} {_CHECK}",
-            f"files = {_list([place.as_posix()])}",
-            f"# rows = {sum(found.rows[path] for path in paths)}",
-        ]
-    return [*lines, ""]
-
-
-def _whole_of(path: Path) -> Path:
-    """Pattern for all shards that a file belongs to, such as ``train-*.parquet``; its own name if it stands alone."""
-    # Numbers may also mean years or versions; they count as shard numbers only with "of".
-    numbered = re.fullmatch(r"(.+)-\d+-of-\d+", path.stem)
-    return path.with_name(f"{numbered[1]}{_SHARDS}{path.suffix}") if numbered else path
-
-
 def role_of(name: str) -> SplitRole:
     """Role of a split, by its name."""
     words = re.split(r"[^a-z]+", name.lower())
     # In doubt it is a test split, so that nothing is trained or tuned on it by mistake.
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
-
-
-def _fields(found: TableColumns, names: Mapping[str, str]) -> list[str]:
-    lines = ["[fields]"]
-    for name in ("id", "picture", "text", "language", "group"):
-        if names[name]:
-            lines.append(f"{name} = {quoted(names[name])} {_CHECK}")
-    others = [name for name in found.columns if name not in names.values()]
-    return [*lines, f"# other columns: {', '.join(quoted(name) for name in others)}", ""]
-
-
-def _task(name: str, column: Column, classes: Sequence[str]) -> list[str]:
-    values = sorted(column.values)
-    words = {value: class_of(value, classes) or value for value in values}
-    kind = "multi" if column.lists else "binary" if len(values) == 2 else "single"
-    id_ = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "label"
-    mapped = ", ".join(f"{quoted(value)} = {quoted(word)}" for value, word in words.items())
-    lines = [
-        "[[tasks]]",
-        f"id = {quoted(id_)}",
-        f"kind = {quoted(kind)} {_CHECK} binary, ordinal, single or multi",
-        f"of = {quoted(name)}",
-        f"map = {{ {mapped} }} {_CHECK} value = label",
-    ]
-    if column.missing:
-        lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
-    if kind != "multi":
-        counts, _ = label_counts({words[value]: count for value, count in column.values.items()})
-        sides = classes_of(counts)
-        harmful, benign = (
-            _list(label for label, is_harmful in (sides or {}).items() if is_harmful is one) for one in (True, False)
-        )
-        # A comment, as a person has to confirm it; blank where the words don't say which label is harmful.
-        blank = "" if sides else " the words don't say which labels are harmful: fill it in"
-        lines.append(f"# court = {{ harmful = {harmful}, benign = {benign} }} {_CHECK}{blank}")
-    # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
-    shown_values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
-    return [*lines, f"# seen: {shown_values}", ""]
 
 
 def class_of(value: str, classes: Sequence[str]) -> str:
@@ -444,9 +418,15 @@ def quoted(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    # Bare key if TOML allows it, else quoted.
+    # Bare if TOML allows it, else quoted.
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 
-def _list(names: Iterable[str]) -> str:
-    return f"[{', '.join(quoted(name) for name in dict.fromkeys(names))}]"
+def _toml(value: Any) -> str:
+    match value:
+        case str():
+            return quoted(value)
+        case Mapping():
+            return f"{{ {', '.join(f'{_key(key)} = {_toml(one)}' for key, one in value.items())} }}"
+        case _:
+            return f"[{', '.join(map(_toml, value))}]"

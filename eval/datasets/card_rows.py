@@ -20,7 +20,7 @@ from court.meme import LIMITS
 from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
 from eval.datasets.items import JudgedMeme, Level, Protocol
 from eval.datasets.record_files import TEXTS, Block, Coded
-from eval.datasets.verbs import Expression, JoinOf, compile_expression
+from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
 from retrieval.library.cells import (
     BadCell,
     Record,
@@ -45,7 +45,7 @@ class GoldOfTask:
     labels: tuple[str, ...] | None
     """Labels in the task's words; None if the row has none for this task."""
     drop: bool = False
-    shares: tuple[tuple[str, float], ...] = ()
+    shares: dict[str, float] = field(default_factory=dict)
     """Share of annotators per label, if there are several and the card keeps their votes."""
     annotators: int = 0
     """Number of annotators; 0 if their votes are not kept."""
@@ -61,9 +61,11 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     if task.columns:
         return _by_columns(task, join_of)
     assert task.of is not None
-    value, to_label, absent = compile_expression(task.of, join_of), _label_of(task), _absent(task)
+    value, absent = compile_expression(task.of, join_of), _absent(task)
+    labels = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
+    to_label = _lookup(labels, task.id, task.of.name)
     if task.votes is not None:
-        return _by_votes(task, join_of)
+        return _by_votes(task, value, to_label)
     if task.kind is TaskKind.MULTI:
 
         def several(record: Record) -> GoldOfTask:
@@ -110,12 +112,6 @@ def _absent(task: CardTask) -> Callable[[object], bool]:
     return absent
 
 
-def _label_of(task: CardTask) -> Callable[[object], str]:
-    """Returns the lookup from cells to labels."""
-    mapping = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
-    return _lookup(mapping, task.id, task.of.name if task.of else "")
-
-
 def _lookup(exact: Mapping[str, L], task: str, column: str) -> Callable[[object], L]:
     """Returns the meaning of cells: by exact spelling first, then ignoring case and punctuation."""
     words: dict[str, set[L]] = {}
@@ -160,10 +156,9 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
     return several
 
 
-def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
+def _by_votes(task: CardTask, value: Compiled, to_label: Callable[[object], str]) -> GoldRule:
     assert task.of is not None and task.votes is not None
-    value, to_label, name, votes = compile_expression(task.of, join_of), _label_of(task), task.of.name, task.votes
-    absent = _absent(task)
+    name, votes, absent = task.of.name, task.votes, _absent(task)
 
     def voted(record: Record) -> GoldOfTask:
         found = value(record)
@@ -174,7 +169,7 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
         if not total:
             return _missing(task, task.of, record)
         # In the task's order, so that equal votes are written identically.
-        shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
+        shares = {label: counts[label] / total for label in task.labels if counts[label]} if votes.keep else {}
         annotators = total if shares else 0
         most = max(counts.values())
         first = [label for label, count in counts.items() if count == most]
@@ -372,16 +367,6 @@ _LONGEST_PATH = 500
 """Characters of a picture's name including its folders."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskRule:
-    """Gold of a task as a function of a row."""
-
-    id: str
-    gold: GoldRule
-    when: tuple[tuple[str, tuple[str, ...]], ...]
-    variant: Callable[[str], str] | None
-
-
 class RowRules:
     """The rules of a card, compiled once into functions of many rows.
 
@@ -401,16 +386,7 @@ class RowRules:
         }
         self._picture_column = fields.picture.name if fields.picture else ""
         self._picture = _TextRule(fields.picture, join_of, self._image) if fields.picture else None
-        self._tasks = [
-            _TaskRule(
-                task.id,
-                compile_task(task, join_of),
-                tuple((other, (label,)) for other, label in task.when.items()),
-                # A label depends on the row's language only if there are several juries.
-                _variant_of(task.variant, task.variant_of) if task.variants else None,
-            )
-            for task in card.all_tasks()
-        ]
+        self._tasks = [(task, compile_task(task, join_of)) for task in card.all_tasks()]
         self._harm = card.court_task
         names = _columns_of(*(one for task in card.all_tasks() for one in task.expressions()))
         self._gold = CellRule(None if any(task.variants for task in card.tasks) else names, self._gold_of)
@@ -472,20 +448,21 @@ class RowRules:
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
         annotators: dict[str, int] = {}
-        for task in self._tasks:
+        for task, gold_of in self._tasks:
             # Gold is filled in the card's order, so a task that others depend on comes before them.
-            if task.when and any(gold.get(other) != label for other, label in task.when):
+            if any(gold.get(other) != (label,) for other, label in task.when.items()):
                 continue
-            if task.variant is not None:
-                record["@variant"] = task.variant(record.get("@language", ""))
-            found = task.gold(record)
+            # A label depends on the row's language only if there are several juries.
+            if task.variants:
+                record["@variant"] = _variant_of(task, record.get("@language", ""))
+            found = gold_of(record)
             if found.labels is not None:
                 gold[task.id] = found.labels
             elif found.drop:
                 return None
             # Stored even without a label: the disagreement of annotators is known all the same.
             if found.shares:
-                shares[task.id] = dict(found.shares)
+                shares[task.id] = found.shares
                 annotators[task.id] = found.annotators
         return RowGold(gold, shares, annotators, **self._harm_of(gold))
 
@@ -522,13 +499,10 @@ class RowRules:
         return image
 
 
-def _variant_of(variant: str, by_language: dict[str, str]) -> Callable[[str], str]:
-    if variant != OWN:
-        return lambda _: variant
-
-    def own(language: str) -> str:
-        if language not in by_language:
-            raise BadCell("no jury of the card is its language's", "language")
-        return by_language[language]
-
-    return own
+def _variant_of(task: CardTask, language: str) -> str:
+    """The jury whose labels are read: for the variant ``own``, that of the meme's language."""
+    if task.variant != OWN:
+        return task.variant
+    if language not in task.variant_of:
+        raise BadCell("no jury of the card is its language's", "language")
+    return task.variant_of[language]

@@ -6,14 +6,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from court.digests import digest, sha256_of
+from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_rows import TEXT_FIELDS, CellRule, MemeBlock, RowGold, RowRules
@@ -23,16 +23,15 @@ from eval.datasets.record_files import (
     Numbered,
     RecordFile,
     as_blocks,
-    holds_pictures,
     kind_of,
-    parse_object,
     truths_of,
+    unpacked_pictures,
 )
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
-from retrieval.library.picture_finder import LOOKED_FOR, PICTURE_ENDINGS, DatasetPictures
+from retrieval.library.picture_finder import LOOKED_FOR, PICTURE_ENDINGS, DatasetPictures, Named
 from retrieval.library.sources import Problem
-from retrieval.library.tables import read_text
+from retrieval.library.tables import parse_object, read_text
 
 _NONE: dict[str, Any] = {}
 _BY_ROW = "@row"
@@ -159,13 +158,11 @@ class JoinedFiles:
         # Files for single rows are not cached: there may be as many as rows.
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
-        key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
-        return self._rows_of((join.file,), join.on, key, kind=join.kind, columns=join.columns, what="joined file")
+        return self._rows_of((join.file,), join.on, "joined file")
 
     def with_labels(self, labels: LabelFile, rows: Iterable[Numbered]) -> Iterator[Numbered]:
         """Adds the columns of the split's label file to rows, without overwriting the rows' own."""
-        on = labels.on
-        joined = self._rows_of(labels.files, on, on, kind=labels.kind.value, columns=labels.columns, what="labels")
+        joined = self._rows_of(labels.files, labels.on, "labels", labels.columns)
         for number, record in rows:
             try:
                 yield number, record if isinstance(record, str) else {**joined(record), **record}
@@ -219,15 +216,15 @@ class JoinedFiles:
         return path
 
     def _rows_of(
-        self, names: tuple[str, ...], on: str, key: str, *, kind: str, columns: tuple[str, ...], what: str
+        self, names: tuple[str, ...], on: str, what: str, columns: tuple[str, ...] = ()
     ) -> Callable[[Record], Record]:
         """Returns a function that finds a row's row in the first of these files that exists."""
 
         def joined(record: Record) -> Record:
-            if (known := (*names, key)) not in self._tables:
+            if (known := (*names, on)) not in self._tables:
                 path = self._find(names, what)
-                form = FileKind(kind) if kind else kind_of(path) or self._card.layout.kind
-                self._tables[known] = self._read(RecordFile(path, form, header=columns), key)
+                kind = kind_of(path) or self._card.layout.kind
+                self._tables[known] = self._read(RecordFile(path, kind, header=columns), on)
             # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
             found: Record = self._tables[known].get((word_of(record.get(on), on) or "").strip(), _NONE)
             return found
@@ -266,20 +263,6 @@ DOUBLED = "its id stands in the file already"
 """Reason for which a row with the id of another is refused."""
 
 
-def first_blocks(blocks: Iterator[MemeBlock]) -> list[MemeBlock]:
-    """Takes the first memes of a split, which suffice to find the folder of its pictures before the rest is read."""
-    first: list[MemeBlock] = []
-    named = rows = 0
-    for block in blocks:
-        first.append(block)
-        named += sum(map(bool, block.texts("image")))
-        rows += len(block)
-        # If most rows have no picture, many are read, but not all: they are held in memory.
-        if named >= LOOKED_FOR or rows >= _FIRST:
-            break
-    return first
-
-
 class CardReader:
     """Iterates over the memes of a split; only a bounded number of ids is held in memory.
 
@@ -291,6 +274,7 @@ class CardReader:
         problems: Rows refused so far, and unusable lines of other files.
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
+        excluded: Rows that the card drops so far.
 
     Raises:
         BadRequest: There is no such split, or its files are missing.
@@ -305,8 +289,7 @@ class CardReader:
         if not data.is_dir():
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
         self.problems: list[Problem] = []
-        self.excluded: list[Problem] = []
-        self.rows = self.elsewhere = self.refused = 0
+        self.rows = self.elsewhere = self.refused = self.excluded = 0
         languages = self.split.languages or ("",)
         self._files = [
             (language, path)
@@ -317,7 +300,8 @@ class CardReader:
         # Pictures may also be next to the rows: parts of a data set may be stored side by side.
         name = self.split.name.partition(":")[0]
         patterns = [one.replace("{split}", name) for one in self.split.pictures or card.layout.pictures]
-        self._unpacked = self._folder_of_bytes()
+        picture = card.fields.picture.column if card.fields.picture else ""
+        self._unpacked = unpacked_pictures(self.paths, card.layout.kind, picture)
         elsewhere = self._unpacked or (Path(card.layout.pictures_at) if card.layout.pictures_at else None)
         places = (elsewhere, elsewhere, ("",)) if elsewhere else (data, self.paths[0].parent, patterns)
         self.pictures = DatasetPictures(*places)
@@ -325,46 +309,64 @@ class CardReader:
         self._rules, self._where = RowRules(card, self._joins.of), self._rows_of_split()
 
     def with_pictures(self) -> Iterator[JudgedMeme]:
-        """The memes; the folder of their pictures is located before the first one is yielded.
+        """The memes; the folder of their pictures is located before the first one with a picture is yielded.
 
         Raises:
             BadRequest: No row is usable, or a file can't be read.
         """
-        blocks = self.blocks()
-        first = first_blocks(blocks)
-        self.find_picture_folder(first)
-        if not first:
-            why = "no row is of this split"
-            if self.problems:
-                # Nearly always all rows have the same fault, such as a renamed column.
-                fault = self.problems[0]
-                why = f"line {fault.line}: {fault.reason}" if fault.line else fault.reason
-            source = f" The data are had from {self.card.source_url}." if self.card.source_url else ""
-            raise BadRequest(
-                f"No row of {', '.join(path.name for path in self.paths)} can be used as the split {self.split.name} "
-                f"of {self.card.title}: {why}.{source}",
-                reason="DATA_UNUSABLE",
-            )
-        for block in chain(first, blocks):
+        usable = False
+        for block in self.pictured_blocks():
+            usable = True
             yield from block.memes()
-
-    def find_picture_folder(self, first: Sequence[MemeBlock]) -> None:
-        """Locates the folder of the pictures by the first memes. Raises BadRequest if several files match a name."""
-        if self.card.fields.picture is None:
+        if usable:
             return
-        named: Iterable[MemeBlock] = first
-        # None of the first rows has a picture: read the file again to find the first rows that have one.
-        if sum(map(len, first)) >= _FIRST and not any(any(block.texts("image")) for block in first):
-            named = CardReader(self.card, self.data, self.split.name).blocks()
-        self.pictures.find_folder(one for block in named for one in block.pictures())
+        why = "no row is of this split"
+        if self.problems:
+            # Nearly always all rows have the same fault, such as a renamed column.
+            fault = self.problems[0]
+            why = f"line {fault.line}: {fault.reason}" if fault.line else fault.reason
+        source = f" The data are had from {self.card.source_url}." if self.card.source_url else ""
+        raise BadRequest(
+            f"No row of {', '.join(path.name for path in self.paths)} can be used as the split {self.split.name} "
+            f"of {self.card.title}: {why}.{source}",
+            reason="DATA_UNUSABLE",
+        )
 
-    def digests(self, known: dict[Path, str] | None = None) -> dict[str, str]:
-        """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names.
+    def pictured_blocks(self, doubts: list[str] | None = None) -> Iterator[MemeBlock]:
+        """Like :meth:`blocks`, with the folder of the pictures located before the first of them is yielded.
 
         Args:
-            known: Digests of files that several splits share; those of this split are added.
+            doubts: List that receives the error if several files match a name; None to raise it.
         """
-        known = {} if known is None else known
+        waiting, names = list[MemeBlock](), list[Named]()
+        located = self.card.fields.picture is None
+
+        def locate() -> None:
+            try:
+                self.pictures.find_folder(names)
+            except BadRequest as error:
+                if doubts is None:
+                    raise
+                doubts.append(error.message)
+
+        for block in self.blocks():
+            waiting.append(block)
+            if not located:
+                names += (one for one in block.pictures() if one[0])
+                # If most rows have no picture, many are read, but not all: they are held in memory.
+                if len(names) < LOOKED_FOR and sum(map(len, waiting)) < _FIRST:
+                    continue
+                # Rows without a picture need no folder.
+                if located := bool(names):
+                    locate()
+            yield from waiting
+            waiting.clear()
+        if not located:
+            locate()
+        yield from waiting
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names."""
         found: dict[str, str] = {}
         # Excludes files for single memes: there may be one for each row.
         for path in (*self.paths, *self._joins.paths):
@@ -373,20 +375,9 @@ class CardReader:
                 # File names need not be UTF-8 and must be hashed as they are.
                 sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
             else:
-                sha256 = known[path] = known.get(path) or sha256_of(path)
+                sha256 = sha256_of(path)
             found[path.relative_to(self.data).as_posix()] = sha256
         return found
-
-    def _folder_of_bytes(self) -> Path | None:
-        """Folder for pictures that are bytes in the files; None if the pictures are files themselves."""
-        field, path = self.card.fields.picture, self.paths[0]
-        if field is None or not holds_pictures(path, self.card.layout.kind, field.column):
-            return None
-        from serving.settings import Settings
-
-        # By their contents' age and size, as data sets of one name are replaced by others.
-        states = [[str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns] for one in self.paths]
-        return Settings().home / "unpacked" / digest(states).removeprefix("sha256:")[:24]
 
     def _blocks(self, path: Path) -> Iterator[Block]:
         layout = self.card.layout
@@ -402,8 +393,7 @@ class CardReader:
             path,
             layout.kind,
             None if whole else frozenset(columns),
-            records=layout.records,
-            pictures=self._unpacked,
+            unpacked=(self.card.fields.picture.column, self._unpacked) if self._unpacked else None,
         )
         for block in file.blocks():
             # Dropped before any other code sees the rows, so that no value of these columns gets into a message or a
@@ -417,8 +407,7 @@ class CardReader:
     def blocks(self) -> Iterator[MemeBlock]:
         """The memes by columns, many at once."""
         # Counters restart with each iteration.
-        self.excluded.clear()
-        self.rows = self.elsewhere = self.refused = 0
+        self.rows = self.elsewhere = self.refused = self.excluded = 0
         self._seen = set[str]()
         self._listed = listed = self._joins.ids()
         unseen = self._field_columns()
@@ -496,8 +485,7 @@ class CardReader:
                     faults[place] = BadCell(DOUBLED, self._rules.id_column)
                 self._seen.add(id_)
         good = sound(faults)
-        for place in np.flatnonzero(good & ~labelled).tolist():
-            self.excluded.append(Problem(path.name, block.numbers[place], ids[place], "it has no label that is used"))
+        self.excluded += int(np.count_nonzero(good & ~labelled))
         good &= labelled
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)

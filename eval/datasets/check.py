@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
-from eval.datasets.card_split import CardReader, first_blocks
+from eval.datasets.card_split import CardReader
 from eval.datasets.known import is_own, mistaken_for, recognised
 from eval.datasets.record_files import Coded
-from retrieval.library.sources import Problem
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
@@ -65,45 +61,6 @@ class DatasetFault:
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundMemes:
-    """Memes of all splits as they are compared with each other, by columns."""
-
-    splits: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    golds: list[RowGold] = field(default_factory=list)
-    texts: array[int] = field(default_factory=lambda: array("q"))
-    """Hashes of texts but for case and spacing, as texts may be long; 0 without a text."""
-    paths: list[Path | None] = field(default_factory=list)
-    """Files of their pictures; None if missing."""
-
-    def add(self, block: MemeBlock, paths: Iterable[Path | None]) -> None:
-        """Adds the memes of a block, with the files of their pictures."""
-        self.splits.extend(repeat(block.split, len(block)))
-        self.lines.extend(block.lines)
-        self.ids.extend(block.ids)
-        self.golds.extend(block.golds)
-        self.texts.extend(map(hash, block.text_column.keys()))
-        self.paths.extend(paths)
-
-    def name_of(self, place: int) -> str:
-        """Position and id of a meme."""
-        return f"{self.splits[place]}:{self.lines[place]} ({self.ids[place]})"
-
-    def names_of(self, group: Sequence[int]) -> str:
-        """Names of memes that belong together."""
-        return " = ".join(map(self.name_of, group))
-
-    def splits_of(self, group: Sequence[int]) -> str:
-        """Splits of memes that belong together, joined by ``+``."""
-        return "+".join(dict.fromkeys(self.splits[place] for place in group))
-
-    def labels_differ(self, group: Sequence[int], task: str) -> bool:
-        """True if at least two of these memes have different labels; a meme without a label contradicts none."""
-        return len({labels for place in group if (labels := self.golds[place].tasks.get(task))}) > 1
-
-
-@dataclass(frozen=True, slots=True)
 class SplitCheck:
     """Results of checking a split."""
 
@@ -113,11 +70,7 @@ class SplitCheck:
     rows: int = 0
     """Rows of the split, usable or not: the sum of ``memes``, ``refused`` and ``excluded``."""
     memes: int = 0
-    classes: Mapping[str, int] = field(default_factory=dict)
-    """Memes per label, in the data set's own words, for the task that trials are scored on, else the first task."""
     pictures: int = 0
-    sha256: str = ""
-    """SHA-256 of the file, in hex."""
     refused: int = 0
     """Unusable rows; the findings give the reasons."""
     excluded: int = 0
@@ -125,7 +78,7 @@ class SplitCheck:
     elsewhere: int = 0
     """Rows of other splits in the same file; not counted in ``rows``."""
     tasks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Memes per label of every task."""
+    """Memes per label of every task, in the data set's own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +91,6 @@ class DatasetCheck:
     """Faults in the order in which they were found."""
     decoded: bool
     """True if pictures were decoded, rather than only located."""
-    title: str = ""
-    caveats: tuple[str, ...] = ()
-    """Caveats of its card that apply to all results."""
-    harmful: tuple[str, ...] = ()
-    """Labels that are harmful in a trial, as ``benign`` for the others; empty if no trial is scored."""
-    benign: tuple[str, ...] = ()
 
 
 async def check(
@@ -169,143 +116,179 @@ async def check(
         BadRequest: A file can't be read at all.
         Unavailable: Decoding failed for reasons other than the pictures themselves.
     """
-    findings: list[DatasetFault] = []
-    if other := _other(card, data):
-        findings.append(other)
-    found = _FoundMemes()
-    # Includes splits that are missing on disk: a missing file is a finding.
-    one = partial(_split, found=found, findings=findings, columns=columns, visit=visit, known={})
-    splits = [one(card, data, split) for split in card.splits]
     # Labels of other tasks are counted too; conflicts are reported on this one.
-    task = (card.court_task or card.all_tasks()[0]).id
+    found = _Found((card.court_task or card.all_tasks()[0]).id)
+    found.note_other(card, data)
+    # Includes splits that are missing on disk: a missing file is a finding.
+    splits = [_split(card, data, split, found, columns=columns, visit=visit) for split in card.splits]
     # Comes first: by the digests, equal pictures and conflicting labels are found.
-    digests = await _pictures(found, reader, findings, progress)
-    twice = partial(_twice, found, task)
-    findings += twice(found.ids, DatasetFaultKind.ID_TWICE, "an id")
-    findings += twice(found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
+    digests = await _pictures(found, reader, progress)
+    found.note_twice(found.ids, DatasetFaultKind.ID_TWICE, "an id")
+    found.note_twice(found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += twice(digests, DatasetFaultKind.PICTURE_TWICE, same)
-    findings += _conflicts(found, task, digests)
-    return DatasetCheck(
-        dataset=card.id,
-        splits=tuple(splits),
-        findings=tuple(findings),
-        decoded=reader is not None,
-        title=card.title,
-        caveats=card.caveats,
-        harmful=card.court_task.court.harmful if card.court_task and card.court_task.court else (),
-        benign=card.court_task.court.benign if card.court_task and card.court_task.court else (),
-    )
+    found.note_twice(digests, DatasetFaultKind.PICTURE_TWICE, same)
+    found.note_conflicts(digests)
+    return DatasetCheck(card.id, tuple(splits), tuple(found.findings), decoded=reader is not None)
 
 
-def _other(card: DatasetCard, data: Path) -> DatasetFault | None:
-    """Reports a fault if the directory holds another data set."""
-    # Number of rows first: parts of one data set have the same file names.
-    other = mistaken_for(card, data)
-    if other is not None:
-        what = f"the train split has as many rows as {other.title}, not as {card.title}: check with --dataset "
-        return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
-    # A user's own card was named on purpose.
-    if is_own(card):
-        return None
-    try:
-        found = recognised(data)
-    except BadRequest:  # none or several recognised: nothing contradicts the requested one
-        return None
-    # A variant of a data set is that data set.
-    if card.id.partition(":")[0] in {one.id for one in found}:
-        return None
-    what = f"by its files and their numbers of rows this is {' and '.join(one.id for one in found)}"
-    return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "", what)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Memes of all splits as they are compared with each other, by columns; and the faults found so far."""
+
+    task: str
+    """Task whose labels are compared."""
+    findings: list[DatasetFault] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    golds: list[RowGold] = field(default_factory=list)
+    texts: array[int] = field(default_factory=lambda: array("q"))
+    """Hashes of texts but for case and spacing, as texts may be long; 0 without a text."""
+    paths: list[Path | None] = field(default_factory=list)
+    """Files of their pictures; None if missing."""
+
+    def add(self, block: MemeBlock, paths: Iterable[Path | None]) -> None:
+        """Adds the memes of a block, with the files of their pictures."""
+        self.splits.extend(repeat(block.split, len(block)))
+        self.lines.extend(block.lines)
+        self.ids.extend(block.ids)
+        self.golds.extend(block.golds)
+        self.texts.extend(map(hash, block.text_column.keys()))
+        self.paths.extend(paths)
+
+    def note(self, kind: DatasetFaultKind, split: str, what: str, where: Sequence[str] = (), count: int = 0) -> None:
+        """Adds a fault, of as many memes as there are positions."""
+        self.findings.append(DatasetFault(kind, split, what, count=count or len(where) or 1, where=tuple(where)))
+
+    def name_of(self, place: int) -> str:
+        """Position and id of a meme."""
+        return f"{self.splits[place]}:{self.lines[place]} ({self.ids[place]})"
+
+    def note_other(self, card: DatasetCard, data: Path) -> None:
+        """Reports a fault if the directory holds another data set."""
+        # Number of rows first: parts of one data set have the same file names.
+        if (other := mistaken_for(card, data)) is not None:
+            what = f"the train split has as many rows as {other.title}, not as {card.title}: check with --dataset "
+            self.note(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
+            return
+        try:
+            # A user's own card was named on purpose, and a variant of a data set is that data set.
+            known = [] if is_own(card) else [one.id for one in recognised(data)]
+        except BadRequest:  # none or several recognised: nothing contradicts the requested one
+            return
+        if known and card.id.partition(":")[0] not in known:
+            what = f"by its files and their numbers of rows this is {' and '.join(known)}"
+            self.note(DatasetFaultKind.OTHER_DATA_SET, "", what)
+
+    def note_twice(self, values: Sequence[Hashable | None], kind: DatasetFaultKind, what: str) -> None:
+        """Reports values that occur more than once, by the splits in which they occur."""
+        # A leak from train to test is another finding than a duplicate within train.
+        for splits, cases in self._by_splits(_sharing(values)).items():
+            differ = sum(map(self._labels_differ, cases))
+            words = f"{what} stands in several rows, {sum(map(len, cases)):,} in all"
+            if "+" in splits:
+                words += f", of the splits {splits.replace('+', ', ')}"
+            # A duplicate id may belong to two different memes, whose labels need not agree.
+            if differ and kind is not DatasetFaultKind.ID_TWICE:
+                words += f"; under different labels in {differ:,} of the {len(cases):,} cases"
+            self.note(kind, splits, words, self._names_of(cases))
+
+    def note_conflicts(self, digests: Sequence[str | None]) -> None:
+        """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
+
+        The same text on another picture is no conflict: FHM contains such pairs on purpose.
+        """
+        same_pictures = sorted(chain.from_iterable(_sharing(digests)))
+        whole = _grouped(same_pictures, lambda place: (digests[place], self.texts[place]))
+        what = "memes of the same picture and text are labelled differently"
+        for splits, cases in self._by_splits(filter(self._labels_differ, whole.values())).items():
+            self.note(DatasetFaultKind.LABELS_CONFLICT, splits, what, self._names_of(cases))
+
+    def _by_splits(self, groups: Iterable[list[int]]) -> dict[str, list[list[int]]]:
+        return _grouped(groups, lambda group: "+".join(dict.fromkeys(self.splits[place] for place in group)))
+
+    def _names_of(self, groups: Iterable[Sequence[int]]) -> list[str]:
+        return [" = ".join(map(self.name_of, group)) for group in groups]
+
+    def _labels_differ(self, group: Sequence[int]) -> bool:
+        """True if at least two of these memes have different labels; a meme without a label contradicts none."""
+        return len({labels for place in group if (labels := self.golds[place].tasks.get(self.task))}) > 1
 
 
 def _split(
     card: DatasetCard,
     data: Path,
     split: CardSplit,
-    *,
-    found: _FoundMemes,
-    findings: list[DatasetFault],
+    found: _Found,
     columns: Collection[str],
     visit: Visit,
-    known: dict[Path, str],
 ) -> SplitCheck:
-    counts: dict[str, Counter[str]] = {known.id: Counter() for known in card.all_tasks()}
+    """Reads a split into ``found``."""
+    counts: dict[str, Counter[str]] = {task.id: Counter() for task in card.all_tasks()}
     start, doubts = len(found.ids), list[str]()
     try:
         # Keeps duplicates, which are among the faults searched for; a run would refuse them.
         reader = CardReader(card, data, split.name, doubles=True, columns=columns)
-        blocks = reader.blocks()
-        first = first_blocks(blocks)
-        try:
-            reader.find_picture_folder(first)
-        except BadRequest as error:
-            doubts.append(error.message)
-        for block in chain(first, blocks):
+        for block in reader.pictured_blocks(doubts):
             # Rows with equal labels share them.
             for gold, count in Coded.of(block.golds).counts():
-                for task_id, ours in gold.tasks.items():
-                    for label in ours:
-                        counts[task_id][label] += count
+                for task, labels in gold.tasks.items():
+                    counts[task].update(dict.fromkeys(labels, count))
             found.add(block, _paths_of(reader, block, doubts))
             visit(reader, block)
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
         if error.reason != "DATA_MISSING":
             raise
-        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
+        found.note(DatasetFaultKind.FILE_MISSING, split.name, error.message)
         return SplitCheck(split.name)
-    _problems(split.name, reader.problems, findings)
+    # One finding per reason, with all its lines: a wrong column gives one finding instead of thousands.
+    for reason, group in _grouped(reader.problems, lambda problem: problem.reason).items():
+        # Line 0 stands for the file as a whole.
+        where = [one.source + f":{one.line}" * bool(one.line) + f" ({one.id})" * bool(one.id) for one in group]
+        found.note(DatasetFaultKind.ROW_DAMAGED, split.name, reason, where)
     memes = range(start, len(found.ids))
-    findings += _picture_faults(reader, found, memes, doubts)
+    _note_missing_pictures(reader, found, memes, doubts)
     # In the task's order, without labels that no row has.
-    ordered = {
-        known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
-        for known in card.all_tasks()
+    tasks = {
+        task.id: {label: counts[task.id][label] for label in task.labels if label in counts[task.id]}
+        for task in card.all_tasks()
     }
-    digests = reader.digests(known)
-    checked = SplitCheck(
+    rows = reader.rows - reader.elsewhere
+    for what in card.count_differences(split, rows, tasks):
+        found.note(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
+    return SplitCheck(
         split=split.name,
         file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
-        rows=reader.rows - reader.elsewhere,
+        rows=rows,
         memes=len(memes),
-        classes=ordered[(card.court_task or card.all_tasks()[0]).id],
         pictures=sum(found.paths[place] is not None for place in memes),
-        sha256=digests.get(reader.paths[0].relative_to(data).as_posix(), ""),
         refused=reader.refused,
-        excluded=len(reader.excluded),
+        excluded=reader.excluded,
         elsewhere=reader.elsewhere,
-        tasks=ordered,
+        tasks=tasks,
     )
-    findings += (
-        DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
-        for what in card.count_differences(split, checked.rows, checked.tasks)
-    )
-    return checked
 
 
 def _paths_of(reader: CardReader, block: MemeBlock, doubts: list[str]) -> list[Path | None]:
     """Files of the pictures of some memes, None for those that are missing; and the doubt that ends the search."""
     # If the card has no pictures, none can be missing.
-    if reader.card.fields.picture is None or doubts:
-        return [None] * len(block)
-    try:
-        return [reader.pictures.find(*one) for one in block.pictures()]
-    # Several files match: the user has to choose, and the other checks continue.
-    except BadRequest as error:
-        doubts.append(error.message)
-        return [None] * len(block)
+    if reader.card.fields.picture is not None and not doubts:
+        try:
+            return [reader.pictures.find(*one) for one in block.pictures()]
+        # Several files match: the user has to choose, and the other checks continue.
+        except BadRequest as error:
+            doubts.append(error.message)
+    return [None] * len(block)
 
 
-def _picture_faults(
-    reader: CardReader, found: _FoundMemes, memes: Sequence[int], doubts: Sequence[str]
-) -> Iterator[DatasetFault]:
-    """Lists the faults of the pictures of all memes of a split, given by their places."""
-    split, kind, source = reader.split.name, DatasetFaultKind.PICTURES_MISSING, reader.card.source_url
+def _note_missing_pictures(reader: CardReader, found: _Found, memes: Sequence[int], doubts: Sequence[str]) -> None:
+    """Reports the missing pictures of all memes of a split, given by their places."""
+    split, source = reader.split.name, reader.card.source_url
     # If the folder is ambiguous, it is unknown which pictures exist.
     for doubt in doubts:
         what = f"{doubt} The pictures of later rows were not looked for."
-        yield DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, split, what)
+        found.note(DatasetFaultKind.PICTURES_DOUBTFUL, split, what)
     missing = [place for place in memes if found.paths[place] is None]
     if doubts or not missing or reader.card.fields.picture is None:
         return
@@ -315,29 +298,15 @@ def _picture_faults(
             f"none of {len(memes):,} pictures is there (looked for in the folders of the data set and three levels "
             f"deep below the directory){f'; they are had from {source}' if source else ''}"
         )
-        yield DatasetFault(kind, split, what, len(memes))
+        found.note(DatasetFaultKind.PICTURES_MISSING, split, what, count=len(memes))
     else:
         what = "pictures named in the file are not in the folder of the others"
-        yield DatasetFault(kind, split, what, count=len(missing), where=tuple(map(found.name_of, missing)))
+        found.note(DatasetFaultKind.PICTURES_MISSING, split, what, list(map(found.name_of, missing)))
 
 
-def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
-    # One finding per reason, with all its lines: a wrong column gives one finding instead of thousands.
-    for reason, group in _grouped(problems, lambda problem: problem.reason).items():
-        # Line 0 stands for the file as a whole.
-        where = tuple(one.source + f":{one.line}" * bool(one.line) + f" ({one.id})" * bool(one.id) for one in group)
-        findings.append(
-            DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(group), where=where)
-        )
-
-
-async def _pictures(
-    found: _FoundMemes, reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
-) -> list[str | None]:
+async def _pictures(found: _Found, reader: PictureReader | None, progress: Progress) -> list[str | None]:
     """Computes the digest by which each picture is compared, None if unknown; reports pictures that can't be read."""
     digests: list[str | None] = [None] * len(found.paths)
-    if not any(found.paths):
-        return digests
     pictured = [(place, path) for place, path in enumerate(found.paths) if path is not None]
     if reader is None:
         await asyncio.to_thread(_equal_digests, pictured, digests)
@@ -370,13 +339,9 @@ async def _pictures(
     except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     # Tasks finish in any order; findings are listed in that of the file.
-    for (split, reason), group_ in _grouped(sorted(refused), lambda pair: (found.splits[pair[0]], pair[1])).items():
-        where = tuple(found.name_of(place) for place, _ in group_)
-        findings.append(
-            DatasetFault(
-                kind=DatasetFaultKind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where
-            )
-        )
+    for (split, reason), cases in _grouped(sorted(refused), lambda pair: (found.splits[pair[0]], pair[1])).items():
+        where = [found.name_of(place) for place, _ in cases]
+        found.note(DatasetFaultKind.PICTURE_UNREADABLE, split, reason, where)
     return digests
 
 
@@ -390,54 +355,10 @@ def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | Non
 
 def _sharing(values: Sequence[Hashable | None]) -> list[list[int]]:
     """Groups of places that share a value, in order of their first places; those with None or 0 are in none."""
-    if not any(values):
-        return []
-    # Nearly always each value is that of one meme, which sorted hashes say fastest; those that meet are compared.
-    hashes = np.fromiter(map(hash, values), np.int64, len(values))
-    order = np.argsort(hashes)
-    same = hashes[order[1:]] == hashes[order[:-1]]
-    places = sorted({*order[1:][same].tolist(), *order[:-1][same].tolist()})
-    groups = _grouped([place for place in places if values[place]], values.__getitem__)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _twice(
-    found: _FoundMemes, task: str, values: Sequence[Hashable | None], kind: DatasetFaultKind, what: str
-) -> list[DatasetFault]:
-    """Reports values that occur more than once, grouped by the splits in which they occur."""
-    faults = []
-    # Grouped by splits: a leak from train to test is another finding than a duplicate within train.
-    for splits, cases in _grouped(_sharing(values), found.splits_of).items():
-        differ = sum(found.labels_differ(group, task) for group in cases)
-        words = f"{what} stands in several rows, {sum(map(len, cases)):,} in all"
-        if "+" in splits:
-            words += f", of the splits {splits.replace('+', ', ')}"
-        # A duplicate id may belong to two different memes, whose labels need not agree.
-        if differ and kind is not DatasetFaultKind.ID_TWICE:
-            words += f"; under different labels in {differ:,} of the {len(cases):,} cases"
-        faults.append(DatasetFault(kind, splits, words, count=len(cases), where=tuple(map(found.names_of, cases))))
-    return faults
-
-
-def _conflicts(found: _FoundMemes, task: str, digests: Sequence[str | None]) -> list[DatasetFault]:
-    """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
-
-    The same text on another picture is no conflict: FHM contains such pairs on purpose.
-    """
-    same_pictures = list(chain.from_iterable(_sharing(digests)))
-    whole = _grouped(same_pictures, lambda place: (digests[place], found.texts[place]))
-    differ = sorted(group for group in map(sorted, whole.values()) if found.labels_differ(group, task))
-    what = "memes of the same picture and text are labelled differently"
-    return [
-        DatasetFault(
-            kind=DatasetFaultKind.LABELS_CONFLICT,
-            split=splits,
-            what=what,
-            count=len(cases),
-            where=tuple(map(found.names_of, cases)),
-        )
-        for splits, cases in _grouped(differ, found.splits_of).items()
-    ]
+    # Nearly always each value is that of one meme, which counting tells faster than grouping.
+    several = {value for value, count in Counter(values).items() if count > 1 and value}
+    places = (place for place, value in enumerate(values) if value in several) if several else ()
+    return list(_grouped(places, values.__getitem__).values())
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -1,8 +1,7 @@
-"""Claims of known truth, read from files: our own layout, and those of three public data sets."""
+"""Claims of known truth, read from files: our own layout, and those of public data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -47,10 +46,8 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
 
     ::
 
-        {"id": …, "claim": …, "label": …}                        ours, BingCheck's, the claims of Factcheck-Bench alone
-        {"claims": [{"claim": …, "label": …}, …]}                FacTool-KBQA
-        {"claims": [text, …], "claim_labels": [true, …]}         the answers of several data sets together
-        {"sentences": {name: {"claims": […], "claims_factuality_label": […]}}}   Factcheck-Bench, whole
+        {"id": …, "claim": …, "label": …}          ours, BingCheck's, the claims of Factcheck-Bench
+        {"claims": [{"claim": …, "label": …}, …]}  FacTool-KBQA
 
     Raises:
         BadRequest: The file can't be read, contains no claim, or has lines of an unknown layout; lists the first.
@@ -62,9 +59,8 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
         try:
             if isinstance(record, str):
                 raise ValueError(record)
-            for place, (text, label) in enumerate(_claims_of(record), 1):
-                claim = _claim(record, f"{line}.{place}", text, label)
-                if claim is None:
+            for place, one in enumerate(_claims_of(record), 1):
+                if (claim := _claim(one, f"{line}.{place}")) is None:
                     continue
                 if claim.id in ids:
                     raise ValueError(f"its id {claim.id[:40]!r} is taken")
@@ -86,48 +82,26 @@ def claims_digest(claims: tuple[GoldClaim, ...]) -> str:
     return digest([[claim.id, claim.text, claim.gold] for claim in claims])
 
 
-def _claims_of(record: dict[str, Any]) -> Iterator[tuple[object, object]]:
-    """Yields text and label of each claim of a line. Raises ValueError."""
-    if "claim" in record:
-        if "label" not in record:
-            raise ValueError("it has a claim and no label")
-        yield record["claim"], record["label"]
-    elif isinstance(record.get("sentences"), dict):
-        for sentence in record["sentences"].values():
-            if not isinstance(sentence, dict):
-                raise ValueError("a sentence is no object")
-            yield from _paired(sentence.get("claims", []), sentence.get("claims_factuality_label", []))
-    elif isinstance(record.get("claims"), list):
-        if "claim_labels" in record:
-            yield from _paired(record["claims"], record["claim_labels"])
-            return
-        for one in record["claims"]:
-            if not isinstance(one, dict) or not {"claim", "label"} <= one.keys():
-                raise ValueError("one of its claims has no claim and label")
-            yield one["claim"], one["label"]
-    else:
-        raise ValueError("it has no claim: give id, claim and label")
+def _claims_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Claims of a line, with their labels. Raises ValueError."""
+    claims = record.get("claims", [record])
+    if not isinstance(claims, list) or not all(
+        isinstance(one, dict) and {"claim", "label"} <= set(one) for one in claims
+    ):
+        raise ValueError("it has no claim with a label: give id, claim and label")
+    # An id identifies a line; if a line has several claims, they are numbered.
+    return claims if claims == [record] else [one | {"id": None} for one in claims]
 
 
-def _paired(claims: object, labels: object) -> Iterator[tuple[object, object]]:
-    # Some files have null for sentences without a claim.
-    claims, labels = claims or [], labels or []
-    if not isinstance(claims, list) or not isinstance(labels, list) or len(claims) != len(labels):
-        raise ValueError("it has not as many labels as claims")
-    yield from zip(claims, labels, strict=True)
-
-
-def _claim(record: dict[str, Any], place: str, text: object, label: object) -> GoldClaim | None:
+def _claim(record: dict[str, Any], place: str) -> GoldClaim | None:
+    text, label, known = record["claim"], record["label"], record.get("id")
     if not isinstance(text, str) or not text.strip() or len(text) > _MOST:
         raise ValueError(f"a claim is a text of up to {_MOST:,} characters")
-    known = record.get("id")
     if known is not None and not isinstance(known, str | int):
         raise ValueError("its id is no text")
-    # An id identifies a line; if a line has several claims, they are numbered as well.
-    id_ = str(known) if known is not None and "claim" in record else place
     # Data sets spell the same label in different ways.
     word = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     if not isinstance(label, str | bool | None) or word not in _GOLD:
         raise ValueError(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")
     gold = _GOLD[word]
-    return None if gold is None else GoldClaim(id_, " ".join(text.split()), gold)
+    return None if gold is None else GoldClaim(place if known is None else str(known), " ".join(text.split()), gold)

@@ -38,7 +38,7 @@ def download(card: DatasetCard, out: Path) -> Path:
     failures: tuple[type[BaseException], ...] = (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError, ValueError)
     try:
         # Comes first: without a response, the download below would accept local files as the repository.
-        commit = HfApi().repo_info(card.layout.hub, repo_type="dataset", revision=card.layout.revision).sha
+        commit = HfApi().repo_info(card.layout.hub, repo_type="dataset").sha
         snapshot_download(
             card.layout.hub,
             repo_type="dataset",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind, SplitRole, read_card
-from eval.datasets.card_split import CardReader, located, tree_rows
-from eval.datasets.record_files import RecordFile, parse_object, row_count
-from retrieval.library.tables import read_text
+from eval.datasets.card_split import located, tree_rows
+from eval.datasets.record_files import RecordFile, row_count
+from retrieval.library.tables import parse_object, read_text
 
 CARDS_VARIABLE = "MEMECOURT_CARDS"
 SYNTHETIC_KEY = "synthetic.json"
@@ -50,18 +49,20 @@ def known_cards() -> tuple[DatasetCard, ...]:
 
 def card_files() -> Mapping[str, Path]:
     """Files of all named cards, by name. Raises BadRequest if two share a name or the folder does not exist."""
-    found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
+    folders = [_SHIPPED]
     if folder := os.environ.get(CARDS_VARIABLE):
-        if not Path(folder).is_dir():
+        folders.append(Path(folder))
+        if not folders[1].is_dir():
             raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
-        for path in sorted(Path(folder).glob("*.toml"), key=lambda path: path.stem):
-            # Runs refer to data sets by id, so a user's card must not shadow a shipped one.
-            if path.stem in found:
-                raise BadRequest(
-                    f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
-                    reason="CARD_INVALID",
-                )
-            found[path.stem] = path
+    found: dict[str, Path] = {}
+    for path in (path for one in folders for path in sorted(one.glob("*.toml"), key=lambda path: path.stem)):
+        # Runs refer to data sets by id, so a user's card must not shadow a shipped one.
+        if path.stem in found:
+            raise BadRequest(
+                f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
+                reason="CARD_INVALID",
+            )
+        found[path.stem] = path
     return found
 
 
@@ -143,7 +144,7 @@ def fits(card: DatasetCard, path: Path) -> bool:
     # Columns with a placeholder are only known per row, and those with @ are made by the reader.
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
     try:
-        rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
+        rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted)))
         records = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
         # One complete row is enough: JSON often omits the keys of absent values.
         return any(wanted <= set(record) for record in records)
@@ -170,9 +171,8 @@ def published_file(name: str) -> Mapping[str, Any]:
 def recognised(data: Path) -> tuple[DatasetCard, ...]:
     """The data sets found in a directory.
 
-    A folder with the data set's own name identifies it; otherwise a split's published number of rows does, and if
-    several data sets share that number, the numbers of its labels. A layout alone identifies none: many data sets use
-    FHM's, for one.
+    A folder with the data set's own name identifies it; otherwise a split's published number of rows does. A layout
+    alone identifies none: many data sets use FHM's, for one.
 
     Raises:
         BadRequest: The path is no directory, contains no known data set, or its content matches several.
@@ -180,33 +180,36 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory.")
     cards = {card.id: card for card in known_cards()}
-    layouts = {id_: _found(card, data) for id_, card in cards.items()}
     # Checked first: synthetic data have the same layout as the published ones.
     if (key := data / SYNTHETIC_KEY).is_file():
         named = (parse_object(read_text(key, "synthetic data")) or {}).get("dataset")
         if named not in cards:
             raise BadRequest(f"{key} names no data set. Draw the data anew: memecourt-eval synthetic.")
         return (cards[named],)
+    candidates: list[str] = []
     claims: dict[Path, dict[str, tuple[bool, bool]]] = {}
-    for id_, found in layouts.items():
-        card = cards[id_]
+    for id_, card in cards.items():
+        # For a split with one file per language, the first: published row counts apply to each.
+        names = {split.name: split.files_of(next(iter(split.languages), "")) for split in card.splits}
+        found = {name: place for name, files in names.items() if (place := located(card, data, files)) is not None}
+        candidates += [id_] if found else []
         # Synthetic data have a key file, checked above; without it their cards would claim the published files.
         if id_.startswith("synthetic") or mistaken_for(card, data):
             continue
         for name, (paths, surely) in found.items():
-            # A folder's own name outweighs a published size, and either outweighs none (see `_owners`).
             counted = row_count_of(card, paths) == card.split(name).rows
             # Many data sets share file names such as "train.jsonl", hence the columns are checked.
             if (surely or counted) and fits(card, paths[0]):
                 claims.setdefault(paths[0], {})[id_] = (surely, counted)
-    owners = [_owners(data, path, claim) for path, claim in claims.items()]
+    # A folder's own name outweighs a published size, and either outweighs none.
+    owners = [[id_ for id_ in claim if claim[id_] == max(claim.values())] for claim in claims.values()]
     # An ambiguous file stops everything, as one directory could otherwise be read as two data sets.
     doubtful = next((owner for owner in owners if len(owner) > 1), None)
     if doubtful:
         raise BadRequest(f"What lies in {data} could be {' or '.join(doubtful)}. Name it with --dataset.")
     # If two claim different files, both are present; each file has one owner.
     chosen = tuple(card for id_, card in cards.items() if [id_] in owners)
-    candidates, known = [id_ for id_, found in layouts.items() if found], ", ".join(cards)
+    known = ", ".join(cards)
     if not chosen and candidates:
         raise BadRequest(
             f"What lies in {data} has the file names of {', '.join(candidates)}, and as many rows as "
@@ -220,42 +223,3 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
             reason="DATA_MISSING",
         )
     return chosen
-
-
-def _owners(data: Path, path: Path, claim: dict[str, tuple[bool, bool]]) -> list[str]:
-    """The data sets with the strongest claim to a file."""
-    # Tuples (own folder, row count) compare in order: the folder's name first, then the number of rows.
-    best = max(claim.values())
-    first = [id_ for id_, strength in claim.items() if strength == best]
-    if len(first) < 2:
-        return first
-    # Reading all labels is slow, and done only for files that are otherwise indistinguishable (versions of one data
-    # set).
-    labelled = [id_ for id_ in first if _has_its_labels(find_card(id_), data, path)]
-    return labelled or first
-
-
-def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
-    """True if a file has the published number of labels of every kind for its split."""
-    for split in card.splits:
-        place = located(card, data, split.files)
-        if place is not None and place[0][0] == path and split.classes:
-            counts: dict[str, Counter[str]] = {task: Counter() for task in split.classes}
-            try:
-                for meme in CardReader(card, data, split.name):
-                    for task, count in counts.items():
-                        count.update(meme.tasks.get(task, ()))
-            except BadRequest:
-                # A file that this card can't read does not belong to this data set; whoever names it explicitly sees
-                # the error.
-                return False
-            return counts == split.classes
-    return False
-
-
-def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:
-    """Files of the splits that exist, each with True if they are in a folder with the data set's own name."""
-    # For a split with one file per language, the first: published row counts apply to each.
-    files = {split.name: split.files_of(next(iter(split.languages), "")) for split in card.splits}
-    places = {name: located(card, data, names) for name, names in files.items() if names}
-    return {name: place for name, place in places.items() if place is not None}

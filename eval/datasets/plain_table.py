@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, DatasetCard, SplitRole, card_of
 from eval.datasets.card_draft import (
     Column,
     TableColumns,
-    class_of,
+    court_of,
     id_column,
     inspect_files,
+    labels_of,
     named_column,
-    role_of,
     split_column,
+    splits_of,
+    task_of,
 )
 from retrieval.library.cells import plain_word
-from retrieval.library.readers import classes_of, counted, label_counts
+from retrieval.library.readers import classes_of, counted
 
 TRAIN, TEST, ALL = "train", "test", "all"
+_FIELDS = ("id", "picture", "text", "language", "group")
 _ROLES = ("id", "picture", "text", "label", "split", "language", "group")
-_LABELS = (
-    "label",
-    "labels",
-    "gold",
-    "gold_label",
-    "class",
-    "annotation",
-    "harmful",
-    "hateful",
-    "toxic",
-    "target_label",
-)
-"""Names of columns of labels; one with another name is taken if no other column could be one."""
 _SHOWN = 12
 
 
@@ -104,48 +92,29 @@ def read_plain_table(
             reason="LABEL_UNKNOWN",
             field="harmful",
         )
-    several = bool(found.columns[of_field["label"]].lists)
-    sides = None if several else sides
-    bad, benign = ([label for label, is_harmful in (sides or {}).items() if is_harmful is one] for one in (True, False))
-    task: dict[str, Any] = {
-        "id": re.sub(r"[^\w-]+", "_", of_field["label"]).strip("_") or "label",
-        "kind": "multi" if several else "binary" if len(counts) == 2 else "single",
-        "of": of_field["label"],
-        "labels": list(counts),
-        "map": mapped,
-        "missing": "none",
-        **({"court": {"harmful": bad, "benign": benign}} if sides else {}),
-    }
+    task = task_of(of_field["label"], found.columns[of_field["label"]], mapped, counts)
+    if sides and task["kind"] != "multi":
+        task["court"] = court_of(sides)
+        words = (counted({label: counts[label] for label in labels}) for labels in task["court"].values())
+        notes.insert(0, "harmful = {}, benign = {}.".format(*words))
     id_ = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "table"
-    fields = {name: of_field[name] for name in ("id", "picture", "text", "language", "group") if of_field[name]}
+    whole = {"name": ALL, "role": SplitRole.TEST, "files": [path.name]}
     card = card_of(
         {
             "format": FORMAT,
             "id": f"table-{id_}",
             "title": path.name,
-            "layout": {
-                "kind": found.kind,
-                "pictures": [""],
-                "pictures_at": str(pictures.resolve()) if pictures else "",
-            },
-            "fields": fields,
-            "splits": _splits(path, found.columns, of_field["split"]),
+            "layout": {"kind": found.kind, "pictures_at": str(pictures.resolve()) if pictures else ""},
+            "fields": {name: of_field[name] for name in _FIELDS if of_field[name]},
+            "splits": splits_of(found.columns, of_field["split"], [path.name]) or [whole],
             "tasks": [task],
         },
         path.name,
     )
     read = ", ".join(f"{name} from {column}" for name, column in of_field.items() if column)
-    if delimiter := found.delimiter:
-        read += f"; cells are parted by {delimiter}"
     if unread := [name for name in found.columns if name not in of_field.values()]:
         read += f"; not read: {', '.join(unread[:_SHOWN])}{', …' if len(unread) > _SHOWN else ''}"
-    words = (
-        f"{side} = {counted({label: counts[label] for label in labels})}"
-        for side, labels in (("harmful", bad), ("benign", benign))
-        if labels
-    )
-    sided = f"{', '.join(words)}."
-    return PlainTable(card, path.parent, (f"{path.name}: {read}.", *([sided] if sides else []), *notes))
+    return PlainTable(card, path.parent, (f"{path.name}: {read}.", *notes))
 
 
 def _columns(path: Path, found: TableColumns, named: Mapping[str, str]) -> dict[str, str]:
@@ -182,8 +151,7 @@ def _columns(path: Path, found: TableColumns, named: Mapping[str, str]) -> dict[
 
 
 def _label_column(path: Path, free: Mapping[str, Column]) -> str:
-    plain = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in free}
-    known = next((plain[name] for name in _LABELS if name in plain), "")
+    known = named_column(free, "label")
     likely = [name for name, column in free.items() if column.is_label]
     if known or len(likely) == 1:
         return known or likely[0]
@@ -215,12 +183,7 @@ def _labels(
             reason="COLUMN_UNKNOWN",
             field="column",
         )
-    classes = found.classes.get(name, ())
-    words = {value: class_of(value, classes) if classes else value for value in column.values}
-    by_word = Counter[str]()
-    for value, count in column.values.items():
-        by_word[words[value]] += count
-    counts, note = label_counts(by_word)
+    mapped, counts, note = labels_of(column, found.classes.get(name, ()))
     if len(counts) < 2:
         raise BadRequest(
             f"{path.name}: column {name} has {f'only the label {counted(counts)}' if counts else 'no label'}, and two "
@@ -228,27 +191,8 @@ def _labels(
             reason="LABEL_UNKNOWN",
             field="column",
         )
-    by_plain = {plain_word(label): label for label in counts}
-    mapped = {value: label for value, word in words.items() if (label := by_plain.get(plain_word(word)))}
     missing = column.missing + sum(count for value, count in column.values.items() if value not in mapped)
     notes = [note] if note else []
     if missing:
         notes.append(f"{missing:,} of {column.rows:,} rows have no label.")
     return mapped, counts, notes
-
-
-def _splits(path: Path, columns: Mapping[str, Column], name: str) -> list[dict[str, Any]]:
-    if not name:
-        return [{"name": ALL, "role": SplitRole.TEST, "files": [path.name]}]
-    spellings: dict[str, list[str]] = {}
-    for value in columns[name].values:
-        spellings.setdefault(plain_word(value) or value, []).append(value)
-    return [
-        {
-            "name": re.sub(r"[^\w.-]+", "_", words[0]),
-            "role": role_of(plain),
-            "files": [path.name],
-            "where": {name: words},
-        }
-        for plain, words in spellings.items()
-    ]

@@ -124,7 +124,7 @@ def read_split(
     counts = {
         f"rows of {split} have the id of another row, and are left out.": doubled,
         f"rows of {split} can't be used; memecourt-eval datasets check lists them.": reader.refused - doubled,
-        f"rows of {split} are left out, as the card says.": len(reader.excluded),
+        f"rows of {split} are left out, as the card says.": reader.excluded,
         f"memes of {split} have no gold label of {task_id}: nothing is asked about them.": len(unlabelled),
     }
     # Rows that are refused are told above, and would be missing in the counts of labels.

@@ -9,20 +9,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import StringIO
 from itertools import compress, count, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from court.digests import digest
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
-from retrieval.library.picture_finder import PICTURE_ENDINGS, leads_out
-from retrieval.library.tables import csv_blocks, header_of, read_text
+from retrieval.library.tables import csv_blocks, header_of, parse_object, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
 """Number of a row, counted from 1, and the row, or a description of its fault. In text formats, the line it ends on."""
@@ -41,7 +41,7 @@ _PEEKED = 1 << 16
 _BATCH = 2048
 """Rows of a columnar file that are in memory at once."""
 _SMALL_BATCH = 32
-"""Rows in memory at once if their pictures are read along."""
+"""Rows in memory at once while their pictures are written."""
 _ENDINGS = {
     ".jsonl": FileKind.JSONL,
     ".json": FileKind.JSON,
@@ -149,10 +149,8 @@ class RecordFile:
     columns: frozenset[str] | None = None
     header: tuple[str, ...] = ()
     """Names of its columns if it has no header."""
-    records: str = ""
-    """Key in a JSON object under which the rows are found; empty if they are the whole file."""
-    pictures: Path | None = None
-    """Folder that pictures which are bytes in the file are written to; None to leave them in it."""
+    unpacked: tuple[str, Path] | None = None
+    """Column of pictures, and the folder that :func:`unpacked_pictures` wrote them to."""
 
     def __iter__(self) -> Iterator[Numbered]:
         """Reads the rows one by one. Raises BadRequest if the file as a whole can't be read."""
@@ -165,11 +163,11 @@ class RecordFile:
             case FileKind.JSONL:
                 return as_blocks(_json_lines(self.path))
             case FileKind.JSON | FileKind.JSON_MAP:
-                return as_blocks(_json_rows(self.path, self.records, self.kind))
+                return as_blocks(_json_rows(self.path, self.kind))
             case FileKind.CSV | FileKind.TSV:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
-                return _column_store(self.path, self.kind, self.columns, self.pictures)
+                return _column_store(self)
             case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
 
@@ -191,10 +189,7 @@ def kind_of(path: Path) -> FileKind | None:
 
 @contextmanager
 def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    """Opens a text file in UTF-8 or UTF-16.
-
-    Args:
-        newline: Line ends, as for ``open``; carriage returns if the file has no others.
+    """Opens a text file in UTF-8 or UTF-16, with line ends as for ``open``.
 
     Raises:
         BadRequest: The file can't be read or is in another encoding: the message names the line.
@@ -204,18 +199,13 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
             start = file.read(_PEEKED)
     except OSError:
         raise BadRequest(f"The file {path.name} can't be read.", reason="SOURCE_UNREADABLE") from None
-    # UTF-16 is recognised by its byte order mark; without one it looks like damage.
-    marked = start[:2] in (b"\xff\xfe", b"\xfe\xff")
-    # NUL bytes without a mark: a binary file, or an encoding with two bytes per character.
-    if b"\0" in start and not marked:
-        read_text(path, "memes")  # raises the precise error
-    # Carriage returns alone, as on old Macs: else the file would be one line.
-    # Latin-1 decodes any bytes, and its line ends are those of UTF-8.
-    beginning = start.decode("utf-16" if marked else "latin-1", errors="ignore")
-    if "\r" in beginning and "\n" not in beginning:
-        newline = "\r"
+    # UTF-16, other encodings with NUL bytes, and the carriage returns of old Macs: files of spreadsheets, which are
+    # small, or faults.
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start or (b"\r" in start and b"\n" not in start):
+        yield StringIO(read_text(path, "memes"), newline)
+        return
     # `utf-8-sig` removes a byte order mark, which would otherwise become part of the first column's name.
-    with path.open(encoding="utf-16" if marked else "utf-8-sig", newline=newline) as text:
+    with path.open(encoding="utf-8-sig", newline=newline) as text:
         try:
             yield text
         except UnicodeDecodeError:
@@ -248,21 +238,6 @@ def read_json_lines(path: Path, kind: type[M]) -> Iterator[tuple[int, M]]:
             ) from None
 
 
-def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object in a text; None if it is not one."""
-    # orjson is several times faster, but strict; lines that it refuses are parsed again below.
-    try:
-        record = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # Python's json writes NaN, Infinity and lone surrogates, which are not valid JSON, so files contain them.
-        try:
-            record = json.loads(text)
-        # Deep nesting raises RecursionError, which counts as a fault of the line and must not stop the reader.
-        except (ValueError, RecursionError):
-            return None
-    return record if isinstance(record, dict) else None
-
-
 def _json_lines(path: Path) -> Iterator[Numbered]:
     # One line at a time: such files may exceed memory.
     with _opened(path) as lines:
@@ -273,7 +248,7 @@ def _json_lines(path: Path) -> Iterator[Numbered]:
             yield number, "the line is no JSON object" if record is None else record
 
 
-def _json(path: Path, records: str) -> Any:
+def _json_rows(path: Path, kind: FileKind) -> Iterator[Numbered]:
     text = read_text(path, "memes")
     try:
         whole = json.loads(text)
@@ -281,28 +256,17 @@ def _json(path: Path, records: str) -> Any:
     except (ValueError, RecursionError) as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRequest(f"{path.name}{where}: the file is no JSON.", reason="SOURCE_UNREADABLE") from None
-    for name in records.split(".") if records else ():
-        # A path that leads nowhere gives None, which callers report with the expected type.
-        whole = whole.get(name) if isinstance(whole, dict) else None
-    return whole
-
-
-def _json_rows(path: Path, records: str, kind: FileKind) -> Iterator[Numbered]:
-    whole = _json(path, records)
-    where = f" under {records}" if records else ""
-    if kind is FileKind.JSON and not isinstance(whole, list):
+    if not isinstance(whole, list if kind is FileKind.JSON else dict):
+        what = "list of objects" if kind is FileKind.JSON else "object whose values are the rows"
         raise BadRequest(
-            f"{path.name} holds no list of objects{where}. A JSON object a line is the kind jsonl; an object whose "
-            "values are the rows, json-map.",
+            f"{path.name} holds no {what}. A JSON object a line is the kind jsonl; a list of objects, json; an object "
+            "whose values are the rows, json-map.",
             reason="SOURCE_UNREADABLE",
         )
-    if kind is FileKind.JSON_MAP and not isinstance(whole, dict):
-        raise BadRequest(f"{path.name} holds no object{where} whose values are the rows.", reason="SOURCE_UNREADABLE")
     # Our key replaces the row's own key of that name, if any.
-    keyed = whole.items() if isinstance(whole, dict) else ((None, row) for row in whole)
+    keyed = [({"@key": key}, row) for key, row in whole.items()] if isinstance(whole, dict) else zip(repeat({}), whole)
     for number, (key, row) in enumerate(keyed, 1):
-        added = {} if key is None else {"@key": key}
-        yield number, row | added if isinstance(row, dict) else "it is no JSON object"
+        yield number, row | key if isinstance(row, dict) else "it is no JSON object"
 
 
 def as_blocks(rows: Iterable[Numbered]) -> Iterator[Block]:
@@ -503,22 +467,51 @@ def picture_columns(path: Path, kind: FileKind) -> tuple[str, ...]:
     return tuple(one.name for one in _schema(path, kind) if _is_picture(one.type))
 
 
-def holds_pictures(path: Path, kind: FileKind, column: str) -> bool:
-    """True if the first rows of a Parquet or Arrow file have the bytes of their pictures in a column."""
-    if column not in picture_columns(path, kind):
-        return False
-    with _readable(path, kind) as (_, parquet):
-        batches = (
-            parquet.ParquetFile(path).iter_batches(_SMALL_BATCH, columns=[column])
-            if kind is FileKind.PARQUET
-            else _arrow_batches(path, (column,))
-        )
-        cells = next(iter(batches)).slice(0, _SMALL_BATCH).column(0).to_pylist()
-    return any(cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells)
+def unpacked_pictures(paths: Sequence[Path], kind: FileKind, column: str) -> Path | None:
+    """Folder of the pictures that are bytes in a column of these files, written when first asked for.
+
+    None if the column holds no bytes. A picture's name is that of its file, with the number of its row.
+    """
+    if column not in picture_columns(paths[0], kind):
+        return None
+    from serving.settings import Settings
+
+    # By their contents' age and size, as data sets of one name are replaced by others.
+    states = [[str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns] for one in paths]
+    folder = Settings().home / "unpacked" / digest(states).removeprefix("sha256:")[:24]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder if any([_unpacked_rows(path, kind, column, folder) for path in paths]) else None
+
+
+def _unpacked_rows(path: Path, kind: FileKind, column: str, folder: Path) -> set[int]:
+    """Rows that have a picture, which is written to the folder if it is not there yet."""
+    index = folder / f".{path.name}.json"
+    if index.exists():
+        return set(json.loads(index.read_text()))
+    row, rows = 0, list[int]()
+    with _readable(path, kind, lambda: row):
+        for batch in _batches(path, kind, (column,), _SMALL_BATCH, with_bytes=True):
+            for cell in batch.column(0).to_pylist():
+                row += 1
+                if data := cell.get("bytes") if isinstance(cell, dict) else cell:
+                    (folder / _picture_name(path, row)).write_bytes(data)
+                    rows.append(row)
+    # Renamed at the end, so that a killed process leaves no half index.
+    new = index.with_suffix(".new")
+    new.write_text(json.dumps(rows))
+    new.replace(index)
+    return set(rows)
+
+
+def _picture_name(path: Path, row: int) -> str:
+    return f"{path.stem}-{row:06}"
 
 
 def _schema(path: Path, kind: FileKind) -> Any:
-    with _readable(path, kind) as (arrow, parquet):
+    with _readable(path, kind):
+        import pyarrow as arrow
+        from pyarrow import parquet
+
         if kind is FileKind.PARQUET:
             return parquet.read_schema(path)
         with arrow.memory_map(str(path)) as source:
@@ -537,25 +530,31 @@ def _arrow_reader(source: Any) -> Any:
 def _is_picture(kind: Any) -> bool:
     import pyarrow as arrow
 
-    if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
-        return True
     # Only structs of the `datasets` library; one with further fields belongs to the data set.
-    parts = {part.name for part in kind} if arrow.types.is_struct(kind) else set()
-    return bool(parts) and parts <= {"path", "bytes"}
+    parts = _parts_of(kind)
+    return (
+        arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind) or bool(parts and parts <= {"path", "bytes"})
+    )
+
+
+def _parts_of(kind: Any) -> set[str]:
+    """Names of the fields of a struct; empty for other types."""
+    import pyarrow as arrow
+
+    return {part.name for part in kind} if arrow.types.is_struct(kind) else set()
 
 
 @contextmanager
-def _readable(path: Path, kind: FileKind, after: Callable[[], int] = lambda: 0) -> Iterator[tuple[Any, Any]]:
-    """Modules of pyarrow; their errors become BadRequest, with the row ``after`` which one was raised."""
+def _readable(path: Path, kind: FileKind, after: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Turns errors of pyarrow into BadRequest, with the row ``after`` which one was raised."""
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
     except ImportError:
         raise BadRequest(
             f"{path.name} is read by pyarrow. Install it: pip install 'memecourt[datasets]'", reason="NOT_INSTALLED"
         ) from None
     try:
-        yield arrow, parquet
+        yield
     # Damage only shows at the row where it lies, during the iteration.
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
@@ -566,114 +565,53 @@ def _readable(path: Path, kind: FileKind, after: Callable[[], int] = lambda: 0) 
         ) from None
 
 
-def _column_store(
-    path: Path, kind: FileKind, columns: Collection[str] | None, pictures: Path | None
-) -> Iterator[Block]:
+def _column_store(file: RecordFile) -> Iterator[Block]:
     number = 0
-    batches: Iterator[Any]
-    written = _WrittenPictures(path, pictures)
-    # One column at most is a meme's picture.
-    picture_names = [name for name in picture_columns(path, kind) if columns is None or name in columns][:1]
-    picture_names = picture_names if pictures is not None else []
-    with _readable(path, kind, lambda: number) as (_, parquet):
-        if kind is FileKind.PARQUET:
-            file = parquet.ParquetFile(path)
-            # Columns missing from the file are absent values, as in the other formats.
-            wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-            leaves = _leaves(file, wanted, with_bytes=written.needed)
-            batches = file.iter_batches(_SMALL_BATCH if written.needed else _BATCH, columns=leaves)
-        else:
-            batches = _arrow_batches(path, columns)
-        for batch in batches if written.needed else map(_without_bytes, batches):
-            pictured = [name for name in picture_names if name in batch.schema.names]
-            # Record batches may be of any size; rows are converted to Python objects in slices.
-            for start in range(0, batch.num_rows, _BATCH):
-                part = batch.slice(start, _BATCH)
-                cells = part.to_pydict()
-                first, number = number + 1, number + part.num_rows
-                numbers = range(first, number + 1)
-                for name in pictured:
-                    cells[name] = list(map(written.name_of, numbers, cells[name]))
-                yield Block(numbers, cells)
-    written.finish()
+    made, folder = file.unpacked or ("", file.path)
+    pictured = _unpacked_rows(file.path, file.kind, made, folder) if made else set()
+    with _readable(file.path, file.kind, lambda: number):
+        names = [one.name for one in _schema(file.path, file.kind)]
+        # Columns missing from the file are absent values, as in the other formats.
+        wanted = [name for name in names if name != made and (file.columns is None or name in file.columns)]
+        for batch in map(_without_bytes, _batches(file.path, file.kind, wanted, _BATCH)):
+            numbers = range(number + 1, number + batch.num_rows + 1)
+            number += batch.num_rows
+            cells = batch.to_pydict()
+            if made:
+                cells[made] = [_picture_name(file.path, row) if row in pictured else None for row in numbers]
+            yield Block(numbers, cells)
 
 
-class _WrittenPictures:
-    """Pictures of a file that are bytes in it, written to a folder, where they are found like all others.
-
-    Args:
-        folder: Folder for them; None to leave them in the file.
-    """
-
-    def __init__(self, file: Path, folder: Path | None) -> None:
-        self._stem, self.folder = file.stem, folder
-        self._index = folder / f".{file.name}.json" if folder else None
-        self.needed = self._index is not None and not self._index.exists()
-        """True if the bytes have to be read, because not all pictures are in the folder yet."""
-        self._names: dict[str, str] = json.loads(self._index.read_text()) if self._index and not self.needed else {}
-        self._taken = set[str]()
-
-    def name_of(self, row: int, cell: Any) -> str | None:
-        """Name of the picture in a cell, which is written if it is not there yet; None if there is none."""
-        data, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
-        name = cell if isinstance(cell, str) else name
-        if not self.needed or not data:
-            return self._names.get(str(row)) or (str(name) if name else None)
-        assert self.folder is not None
-        own = str(name or "").replace("\\", "/")
-        # Two rows may name different pictures alike, and most name none.
-        usable = own.lower().endswith(PICTURE_ENDINGS) and not leads_out(own) and own not in self._taken
-        own = own if usable else f"{self._stem}-{row:06}{_ending(data)}"
-        self._taken.add(own)
-        self._names[str(row)] = own
-        path = self.folder / own
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        return own
-
-    def finish(self) -> None:
-        """Notes that every picture of the file is in the folder."""
-        if self.needed and self._index is not None and self._index.parent.is_dir():
-            # Renamed at the end, so that a killed process leaves no half index.
-            new = self._index.with_suffix(".new")
-            new.write_text(json.dumps(self._names), encoding="utf-8")
-            new.replace(self._index)
-
-
-def _ending(data: bytes) -> str:
-    """Ending for a picture's file, by its first bytes."""
-    kinds = {b"\xff\xd8": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
-    return next((ending for start, ending in kinds.items() if data.startswith(start)), ".png")
-
-
-def _leaves(file: Any, columns: Sequence[str] | None, *, with_bytes: bool) -> list[str]:
-    """Columns of a Parquet file, nested ones by their leaves; the bytes of pictures only if they are needed."""
-    paths = [file.schema.column(place).path for place in range(len(file.schema))]
-    wanted = (path for path in paths if columns is None or path.split(".")[0] in columns)
-    return [path for path in wanted if with_bytes or not path.endswith(".bytes")]
-
-
-def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
+def _batches(
+    path: Path, kind: FileKind, columns: Collection[str], rows: int, *, with_bytes: bool = False
+) -> Iterator[Any]:
+    """Some columns of a file, at most so many rows at once; the bytes of pictures only if they are needed."""
     import pyarrow as arrow
+    from pyarrow import parquet
 
+    if kind is FileKind.PARQUET:
+        file = parquet.ParquetFile(path)
+        # Nested columns by their leaves.
+        leaves = [file.schema.column(place).path for place in range(len(file.schema))]
+        named = [leaf for leaf in leaves if leaf.split(".")[0] in columns]
+        yield from file.iter_batches(rows, columns=[leaf for leaf in named if with_bytes or leaf[-6:] != ".bytes"])
+        return
     # Memory-mapped instead of read: a file may exceed memory.
     with arrow.memory_map(str(path)) as source:
         reader = _arrow_reader(source)
-        names = [name for name in reader.schema.names if columns is None or name in columns]
         # A file has numbered batches, a stream is read one after the other.
         is_file = hasattr(reader, "num_record_batches")
-        for batch in (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader:
-            yield batch.select(names)
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            # Record batches may be of any size.
+            for start in range(0, batch.num_rows, rows):
+                yield batch.slice(start, rows).select(list(columns))
 
 
 def _without_bytes(batch: Any) -> Any:
     """Reduces pictures to their names: the ``datasets`` library stores a picture as a struct of name and bytes."""
-    import pyarrow as arrow
     import pyarrow.compute as compute
 
     for place, one in enumerate(batch.schema):
-        parts = {part.name for part in one.type} if arrow.types.is_struct(one.type) else set()
-        # Only structs of the `datasets` library; one with further fields belongs to the data set.
-        if "path" in parts and parts <= {"path", "bytes"}:
+        if _is_picture(one.type) and "path" in _parts_of(one.type):
             batch = batch.set_column(place, one.name, compute.struct_field(batch.column(place), "path"))
     return batch

@@ -6,7 +6,7 @@ An expression is a column name or a table of verbs, which apply in the order in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from retrieval.library.cells import BadCell, Record, fill, is_missing, placehold
 
 MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
 """Names that are set for every row, whatever its format; columns with these names are not read."""
+_ORIGINS = frozenset({"column", "path", "list_", "join", "const"})
 Compiled = Callable[[Record], Any]
 JoinOf = Callable[["Join"], Callable[[Record], Record]]
 """Turns a join into a function that finds a row's joined row, or an empty one if there is none."""
@@ -34,15 +35,9 @@ class Join(CardModel):
     file: str
     """Name of the file below a folder of the data set; may contain ``{id}`` and other fields."""
     on: str = ""
-    """Column with the lookup key, or ``@row`` for the position of the row. Empty if each row has its own file."""
-    key: str = ""
-    """Column of the file with the key; the name in ``on`` if empty."""
+    """Column of both with the lookup key, or ``@row`` for the position. Empty if each row has its own file."""
     column: str
     """Column of the file that holds the value."""
-    columns: tuple[str, ...] = ()
-    """Names of the file's columns if it has no header."""
-    kind: str = ""
-    """Format of the file; derived from the ending of its name if empty."""
 
 
 class Expression(CardModel):
@@ -109,12 +104,11 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
     The function returns None if there is no value: the column is absent, or its cell is empty or NaN.
     """
     origin = _origin(expression, join_of)
-    steps = _steps(expression)
     none = frozenset(expression.none)
     otherwise = compile_expression(expression.else_, join_of) if expression.else_ else None
     # Most expressions only name a column and are called for each row: a wrapper around the lookup would double the
     # calls.
-    if not steps and not none and otherwise is None:
+    if expression.model_fields_set <= _ORIGINS:
         return origin
 
     def value(record: Record) -> Any:
@@ -122,8 +116,7 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
         # Verbs never see a missing value, so that each can use its cell as is; `else` comes after them and gets the
         # row.
         if not is_missing(found):
-            for step in steps:
-                found = step(found)
+            found = _changed(found, expression)
         # Checked after the verbs: `none` lists computed values ("unknown"), not raw cells. A list never counts as
         # missing, even if an element does.
         if found is None or (none and not isinstance(found, list) and word_of(found, expression.name) in none):
@@ -177,24 +170,34 @@ def _nested(path: str) -> Compiled:
     return value
 
 
-def _steps(expression: Expression) -> list[Callable[[Any], Any]]:
-    """The verbs that change a value, in order."""
-    name = expression.name
+def _changed(value: Any, verbs: Expression) -> Any:
+    """The value after the verbs that change it."""
     # In the order of the fields of `Expression`, not of the keys in the card: TOML tables are unordered.
-    steps: list[Callable[[Any], Any]] = []
-    if expression.from_:
-        steps.append(lambda value: _from_position(value, expression.from_, name))
-    if expression.take:
-        steps.append(lambda value: take(_word(value, name), expression.take))
-    if expression.split:
-        steps.append(lambda value: _split(_word(value, name), expression, name))
-    if expression.char is not None:
-        steps.append(lambda value: _char(_word(value, name), expression.char or 0, name))
-    if expression.replace:
-        steps.append(lambda value: _replace(_word(value, name), expression.replace))
-    if expression.prefix or expression.suffix:
-        steps.append(lambda value: f"{expression.prefix}{_word(value, name).strip()}{expression.suffix}")
-    return steps
+    name = verbs.name
+    if verbs.from_:
+        if not isinstance(value, list):
+            raise BadCell("it is no list", name)
+        value = value[verbs.from_ :]
+    if verbs.take:
+        value = take(_word(value, name), verbs.take)
+    if verbs.split:
+        parts = [part.strip() for part in _word(value, name).split(verbs.split)]
+        value = list(filter(None, parts)) if verbs.part is None else _at(parts, verbs.part, "parts and no part", name)
+    if verbs.char is not None:
+        value = _at(_word(value, name), verbs.char, "characters and none at place", name)
+    # In the card's order, each on the previous result.
+    for old, new in verbs.replace.items():
+        value = _word(value, name).replace(old, new)
+    if verbs.prefix or verbs.suffix:
+        value = f"{verbs.prefix}{_word(value, name).strip()}{verbs.suffix}"
+    return value
+
+
+def _at(parts: Sequence[str], place: int, what: str, column: str) -> str:
+    # Checked before indexing, because indices may count from the end, and to report the number of parts.
+    if not -len(parts) <= place < len(parts):
+        raise BadCell(f"it has {len(parts)} {what} {place}", column)
+    return parts[place]
 
 
 def take(path: str, part: str) -> str:
@@ -211,33 +214,4 @@ def _word(value: Any, column: str) -> str:
     word = word_of(value, column)
     if word is None:
         raise BadCell("it is empty", column)
-    return word
-
-
-def _from_position(value: Any, count: int, column: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise BadCell("it is no list", column)
-    return value[count:]
-
-
-def _split(word: str, expression: Expression, column: str) -> Any:
-    parts = [part.strip() for part in word.split(expression.split)]
-    if expression.part is None:
-        return [part for part in parts if part]
-    # Checked before indexing, because indices may count from the end, and to report the number of parts.
-    if not -len(parts) <= expression.part < len(parts):
-        raise BadCell(f"it has {len(parts)} parts and no part {expression.part}", column)
-    return parts[expression.part]
-
-
-def _char(word: str, place: int, column: str) -> str:
-    if not -len(word) <= place < len(word):
-        raise BadCell(f"it has {len(word)} characters and none at place {place}", column)
-    return word[place]
-
-
-def _replace(word: str, replace: Mapping[str, str]) -> str:
-    # Applied in the card's order, each to the previous result.
-    for old, new in replace.items():
-        word = word.replace(old, new)
     return word

@@ -22,8 +22,8 @@ class CardMemes:
         self.memes = tuple(reader.with_pictures())
         self.split = reader.split
         self.problems = tuple(reader.problems)
-        self.excluded = tuple(reader.excluded)
-        self.rows, self.elsewhere, self.refused = reader.rows, reader.elsewhere, reader.refused
+        self.rows, self.elsewhere = reader.rows, reader.elsewhere
+        self.refused, self.excluded = reader.refused, reader.excluded
         self.files = reader.digests()
         self.pictures = reader.pictures
 

@@ -77,33 +77,13 @@ def test_draft_detects_a_split_column(tmp_path):
     assert (len(read.memes), read.elsewhere) == (10, 20)
 
 
-@pytest.mark.parametrize(
-    ("names", "expected_files"),
-    [
-        (("data/train-{}-of-00002", "data/val-{}-of-00002"), ("data/train-*", "data/val-*")),
-        # As saved by the datasets library: a folder for each split.
-        (("train/data-{}-of-00002", "val/data-{}-of-00002"), ("train/data-*", "val/data-*")),
-    ],
-)
-def test_draft_merges_shards_of_a_split(tmp_path, names, expected_files):
-    for split, name in enumerate(names):
-        for shard in range(2):
-            rows = [(2 * n + shard, f"pond {split} {n} {shard}", "xy"[n % 2]) for n in range(10)]
-            write_table(tmp_path / f"{name.format(f'0000{shard}')}.csv", ("id", "text", "label"), rows)
-    out = tmp_path / "mine.toml"
-    assert run("card", "new", tmp_path, "--out", out).exit_code == 0
-    found = [(split.name, split.role.value, *split.files) for split in read_card(out).splits]
-    assert found == [("train", "train", f"{expected_files[0]}.csv"), ("val", "validation", f"{expected_files[1]}.csv")]
-    assert "# rows = 20" in out.read_text()
-    assert len(read_by_card(read_card(out), tmp_path, "train").memes) == 20
-
-
-def test_draft_does_not_take_files_of_several_years_for_shards(tmp_path):
-    for year in (2020, 2021):
-        rows = [(f"{year}-{n}", f"pond {year} {n}", "xy"[n % 2]) for n in range(10)]
-        write_table(tmp_path / f"train-{year}.csv", ("id", "text", "label"), rows)
-    drafted = run("card", "new", tmp_path).output
-    assert 'name = "train-2020"' in drafted and 'name = "train-2021"' in drafted
+def test_draft_has_a_split_for_each_file(tmp_path):
+    for name in ("train-2020", "train-2021", "part/val"):
+        rows = [(f"{name}-{n}", f"pond {name} {n}", "xy"[n % 2]) for n in range(10)]
+        write_table(tmp_path / f"{name}.csv", ("id", "text", "label"), rows)
+    (tmp_path / "mine.toml").write_text(run("card", "new", tmp_path).output)
+    found = [(split.name, split.role.value) for split in read_card(tmp_path / "mine.toml").splits]
+    assert found == [("part_val", "validation"), ("train-2020", "train"), ("train-2021", "train")]
 
 
 def test_check_reports_empty_splits_and_escapes_ids(tmp_path):
@@ -172,7 +152,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
-        if path == "/api/datasets/pond/frogs/revision/main":
+        if path == "/api/datasets/pond/frogs":
             info = {"_id": "x", "id": "pond/frogs", "sha": COMMIT, "private": False, "downloads": 0, "likes": 0}
             return self.reply(
                 json.dumps(info | {"tags": [], "siblings": [{"rfilename": name} for name in FILES]}).encode()

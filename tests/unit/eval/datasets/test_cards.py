@@ -14,7 +14,7 @@ from eval.datasets.card import SplitRole, card_of
 from eval.datasets.known import card_files, find_card, recognised
 from eval.datasets.read import read_split, source_of
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Source, SourceFormat
+from retrieval.library.sources import Source
 from tests.support.cards import read_by_card, write_table
 from tests.support.encoders import png_of
 
@@ -66,7 +66,7 @@ def test_bundled_cards_are_valid():
 
 def test_climate_memes_have_a_stance_and_frames(tmp_path):
     read = read_by_card(find_card("climatememes"), climate(tmp_path), "test")
-    assert (len(read.memes), read.rows, read.problems, read.excluded) == (24, 24, (), ())
+    assert (len(read.memes), read.rows, read.problems, read.excluded) == (24, 24, (), 0)
     meme = read.memes[3]
     assert meme.tasks == {"stance": ("convinced",), "frames": ("REAL", "HOAX")}
     assert (meme.id, meme.text, meme.caption, meme.group) == ("3", "row 3\nsecond", "pond 3", "pond")
@@ -276,18 +276,18 @@ def fhm(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("id_", "layout", "written"),
+    ("id_", "written"),
     [
-        ("harm-c", SourceFormat.HARMEME, harm_c),
-        ("harm-p", SourceFormat.HARMEME, lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
-        ("fhm", SourceFormat.FHM, fhm),
+        ("harm-c", harm_c),
+        ("harm-p", lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
+        ("fhm", fhm),
     ],
 )
-def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, layout, written):
+def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, written):
     """Compares two implementations: a card, and the older reader of single files."""
     path = written(tmp_path)
     read = read_split(find_card(id_), tmp_path, "train")
-    rows = read_source(Source(path, format=layout, name=f"{id_} train"))
+    rows = read_source(Source(path, name=f"{id_} train"))
     unique = [row for n, row in enumerate(rows.good) if row.id not in {one.id for one in rows.good[:n]}]
     harmful = [row.label is Label.HARMFUL for row in unique]
     labelled = [(m.id, m.line, m.image, m.text, m.source_label, m.targets) for m in read.memes]

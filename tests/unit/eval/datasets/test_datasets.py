@@ -287,7 +287,7 @@ def test_commands_list_and_check_data_sets(planted, tmp_path):
     assert found.exit_code == 1 and "! train: row damaged: column labels.0: the label is empty" in found.output
     assert "pictures were not decoded" in found.output
     as_json = json.loads(run(cli, ["datasets", "check", str(planted.root), "--json"]).output)
-    assert as_json["datasets"][0]["splits"][0]["classes"].keys() <= set(LEVEL_WORDS)
+    assert as_json["datasets"][0]["splits"][0]["tasks"]["harm"].keys() <= set(LEVEL_WORDS)
     assert run(cli, ["datasets", "check", str(tmp_path)]).exit_code == 2
     assert run(cli, ["datasets", "check", str(tmp_path / "none")]).exit_code == 2
     unknown = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "harm-q"])
@@ -397,7 +397,7 @@ def test_library_is_built_from_a_named_data_set(tmp_path):
         (["--dataset", "harm-q", "--data", data], "no data set"),
         (["--dataset", made.dataset], "belong together"),
         ([str(made.root / "train.jsonl"), "--dataset", made.dataset, "--data", data], "not both"),
-        (["--dataset", made.dataset, "--data", data, "--format", "csv"], "leave them out"),
+        (["--dataset", made.dataset, "--data", data, "--pictures", data], "leave it out"),
         (["--dataset", "harm-c", "--data", str(tmp_path)], "train.jsonl"),
     ):
         refused = CliRunner().invoke(memecourt, ["precedents", "build", str(tmp_path / "none"), *wrong])

@@ -108,10 +108,10 @@ def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, k
             patch.setattr(record_files, "_BATCH", size)
             found.append([read(card, data, part, doubles) for part in ("here", "there") for doubles in (True, False)])
     assert found[0] == found[1]
-    for memes, _, problems, excluded, (all_rows, refused, elsewhere) in found[0]:
+    for memes, _, problems, (all_rows, refused, elsewhere, excluded) in found[0]:
         # At least one finding for each refused row; a fault of a whole column adds one.
         assert len(problems) >= refused
-        assert len(memes) + refused + len(excluded) + elsewhere == all_rows == len(rows)
+        assert len(memes) + refused + excluded + elsewhere == all_rows == len(rows)
 
 
 def read(card, data, part, doubles):
@@ -119,4 +119,4 @@ def read(card, data, part, doubles):
     blocks = list(reader.blocks())
     memes = [meme for block in blocks for meme in block.memes()]
     cells = [row for block in blocks for row in zip(*map(block.cells.get, ("n", "absent")), strict=True)]
-    return memes, cells, reader.problems, reader.excluded, (reader.rows, reader.refused, reader.elsewhere)
+    return memes, cells, reader.problems, (reader.rows, reader.refused, reader.elsewhere, reader.excluded)

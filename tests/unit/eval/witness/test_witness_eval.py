@@ -82,19 +82,6 @@ def claims_file(tmp_path, *lines):
             [{"claim": "A", "label": "true", "revised_claim": "A"}, {"claim": "B", "label": "not_enough_evidence"}],
             [("1.1", "True")],
         ),
-        (  # Factcheck-Bench, complete
-            [
-                {
-                    "sentences": {
-                        "sentence1": {"claims": ["A", "B"], "claims_factuality_label": [True, False]},
-                        "sentence2": {"claims": None, "claims_factuality_label": None},
-                        "sentence3": {"claims": ["C"], "claims_factuality_label": ["NA"]},
-                    }
-                }
-            ],
-            [("1.1", "True"), ("1.2", "False")],
-        ),
-        ([{"claims": ["A", "B"], "claim_labels": [False, True], "source": "x"}], [("1.1", "False"), ("1.2", "True")]),
     ],
 )
 def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
@@ -105,7 +92,7 @@ def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
     ("lines", "words"),
     [
         ([{"claim": "A", "label": "true"}, "{broken"], "line 2: the line is no JSON object"),
-        ([{"claim": "A"}], "line 1: it has a claim and no label"),
+        ([{"claim": "A"}], "line 1: it has no claim with a label"),
         ([{"claim": "A", "label": "perhaps"}], "line 1: its label 'perhaps' is none"),
         ([{"claim": "A", "label": 1}], "is none"),
         ([{"claim": " ", "label": True}], "a claim is a text"),
@@ -113,8 +100,7 @@ def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
             [{"claim": "A", "label": True, "id": 7}, {"claim": "B", "label": True, "id": "7"}],
             "line 2: its id '7' is taken",
         ),
-        ([{"claims": ["A"], "claim_labels": []}], "not as many labels"),
-        ([{"claims": ["A"]}], "no claim and label"),
+        ([{"claims": ["A"]}], "it has no claim"),
         ([{"question": "A"}], "it has no claim"),
         ([{"claim": "A", "label": "Unknown"}], "holds no claim that is true or false"),
         ([{"claim": "A"}] * 9, "and 4 more lines"),

@@ -52,11 +52,6 @@ def test_a_name_in_two_folders_is_refused_unless_the_files_are_equal(tmp_path):
     assert read_split(card_with([""]), tmp_path, "train").pictures == tmp_path / "test_images"
 
 
-def test_drafts_see_folders_named_like_splits(tmp_path):
-    split_folders(tmp_path)
-    assert 'pictures = ["{split}_images"]' in CliRunner().invoke(cli, ["datasets", "card", "new", str(tmp_path)]).output
-
-
 @pytest.mark.parametrize(("stored", "written"), [("NFD", "NFC"), ("NFC", "NFD")])
 def test_accents_written_apart_and_together_are_one_name(tmp_path, stored, written):
     (tmp_path / "deep/er").mkdir(parents=True)
