@@ -93,18 +93,6 @@ def located(card: DatasetCard, data: Path, names: Sequence[str]) -> tuple[tuple[
     return None
 
 
-def find_files(card: DatasetCard, data: Path, split: CardSplit, names: Sequence[str]) -> tuple[Path, ...]:
-    """Files of a split, as returned by :func:`located`.
-
-    Raises:
-        BadRequest: There are none: the message lists the names, the expected places, and the source of the data.
-    """
-    found = located(card, data, names)
-    if found is None:
-        raise missing(card, data, f"no split {split.name} of {card.title}", names)
-    return found[0]
-
-
 def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> BadRequest:
     """Error for a missing file."""
     folders = [
@@ -290,18 +278,18 @@ class CardReader:
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
         self.problems: list[Problem] = []
         self.rows = self.elsewhere = self.refused = self.excluded = 0
-        languages = self.split.languages or ("",)
-        self._files = [
-            (language, path)
-            for language in languages
-            for path in find_files(card, data, self.split, self.split.files_of(language))
-        ]
+        self._files: list[tuple[str, Path]] = []
+        for language in self.split.languages or ("",):
+            names = self.split.files_of(language)
+            if (found := located(card, data, names)) is None:
+                raise missing(card, data, f"no split {self.split.name} of {card.title}", names)
+            self._files += ((language, path) for path in found[0])
         self.paths = tuple(path for _, path in self._files)
         # Pictures may also be next to the rows: parts of a data set may be stored side by side.
         name = self.split.name.partition(":")[0]
         patterns = [one.replace("{split}", name) for one in self.split.pictures or card.layout.pictures]
-        picture = card.fields.picture.column if card.fields.picture else ""
-        self._unpacked = unpacked_pictures(self.paths, card.layout.kind, picture)
+        self._picture = card.fields.picture.column if card.fields.picture else ""
+        self._unpacked = unpacked_pictures(self.paths, card.layout.kind, self._picture)
         elsewhere = self._unpacked or (Path(card.layout.pictures_at) if card.layout.pictures_at else None)
         places = (elsewhere, elsewhere, ("",)) if elsewhere else (data, self.paths[0].parent, patterns)
         self.pictures = DatasetPictures(*places)
@@ -393,7 +381,7 @@ class CardReader:
             path,
             layout.kind,
             None if whole else frozenset(columns),
-            unpacked=(self.card.fields.picture.column, self._unpacked) if self._unpacked else None,
+            unpacked=(self._picture, self._unpacked) if self._unpacked else None,
         )
         for block in file.blocks():
             # Dropped before any other code sees the rows, so that no value of these columns gets into a message or a

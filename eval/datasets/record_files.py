@@ -264,7 +264,9 @@ def _json_rows(path: Path, kind: FileKind) -> Iterator[Numbered]:
             reason="SOURCE_UNREADABLE",
         )
     # Our key replaces the row's own key of that name, if any.
-    keyed = [({"@key": key}, row) for key, row in whole.items()] if isinstance(whole, dict) else zip(repeat({}), whole)
+    keyed: Iterable[tuple[dict[str, Any], Any]] = (({}, row) for row in whole)
+    if isinstance(whole, dict):
+        keyed = (({"@key": key}, row) for key, row in whole.items())
     for number, (key, row) in enumerate(keyed, 1):
         yield number, row | key if isinstance(row, dict) else "it is no JSON object"
 
