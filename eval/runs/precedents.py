@@ -119,12 +119,12 @@ async def prepare_precedents(
     nearness = nearness or LeakThresholds()
     by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
     # In threads: all pictures are read for hashing.
-    made_of = await asyncio.to_thread(_made_of, train, encoder)
+    sources, rows_read = await asyncio.to_thread(_sources, train)
     looked_at: dict[str, JsonValue] = {"memes": [[meme.id, meme.image, meme.text] for meme in judged]}
     looked_at["pictures"] = await asyncio.to_thread(_digests, [meme.image for meme in judged], pictures)
     key = digest(
         {
-            "train": made_of,
+            "train": _made_of(sources, encoder),
             "judged": digest(looked_at),
             "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
@@ -138,12 +138,9 @@ async def prepare_precedents(
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
     cache = cache or place.parent / "train-libraries"
-    whole = await _whole(cache, made_of, train=train, encoder=encoder, reader=reader, tell=tell)
-    compared = whole
+    whole = compared = await _whole(cache, _made_of(sources, encoder), train, encoder, reader=reader, tell=tell)
     if by is not encoder:
-        compared = await _whole(
-            cache, await asyncio.to_thread(_made_of, train, by), train=train, encoder=by, reader=reader, tell=tell
-        )
+        compared = await _whole(cache, _made_of(sources, by), train, by, reader=reader, tell=tell)
     found = await find_leaks(
         compared,
         [row_of(meme) for meme in judged],
@@ -198,7 +195,7 @@ async def prepare_precedents(
         # Replaces a leftover of a crash.
         replace=True,
     )
-    notes = await asyncio.to_thread(_notes, train, whole, judged, unseen=found.unseen, text_alone=found.text_alone)
+    notes = _notes(rows_read, whole, judged, unseen=found.unseen, text_alone=found.text_alone)
     if by is not encoder:
         notes += (f"What is too near was told by {by.identity}, the precedents are searched by {encoder.identity}.",)
     if dropped_labels:
@@ -288,17 +285,22 @@ def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
     return read_prepared(place, encoder)
 
 
-def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
-    """Digest of everything the library of the whole train split is built from: files, pictures, encoder, format."""
-    sources: list[JsonValue] = []
+def _sources(train: Sequence[Source]) -> tuple[list[JsonValue], int]:
+    """Names, files and pictures of the train split with their digests, and the number of its rows."""
+    sources, number = list[JsonValue](), 0
     for source in train:
         rows = read_source(source)
+        number += len(rows.good) + len(rows.problems)
         pictures = _digests([row.image for row in rows.good], source.pictures)
-        paths = source.files or (source.path,)
-        # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed below.
-        files: list[JsonValue] = [sha256_of(path) for path in source.files or [source.path] if not path.is_dir()]
+        # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed above.
+        files: list[JsonValue] = [sha256_of(path) for path in source.files or (source.path,) if not path.is_dir()]
         sources.append({"files": files, "name": source.label, "pictures": pictures, "recipe": source.recipe})
-    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    return sources, number
+
+
+def _made_of(sources: list[JsonValue], encoder: Encoder) -> str:
+    """Digest of everything the library of the whole train split is built from: files, pictures, encoder, format."""
+    built: dict[str, JsonValue] = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
     return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
 
 
@@ -345,13 +347,7 @@ async def _whole(
     raise Unavailable("Another run is still writing the library of the train split. Try again later.")
 
 
-def _notes(
-    train: Sequence[Source], whole: Library, judged: Sequence[JudgedMeme], unseen: int, text_alone: int
-) -> tuple[str, ...]:
-    rows = 0
-    for source in train:
-        read = read_source(source)
-        rows += len(read.good) + len(read.problems)
+def _notes(rows: int, whole: Library, judged: Sequence[JudgedMeme], unseen: int, text_alone: int) -> tuple[str, ...]:
     counts = whole.manifest.counts
     sentences = {
         f"{rows - counts.memes:,} of the {rows:,} rows of the train split can't be used as precedents.": rows
