@@ -3,10 +3,8 @@
 import asyncio
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -18,16 +16,11 @@ from eval.datasets.check import DatasetFaultKind, check
 from eval.datasets.items import LEVELS, Level, Protocol
 from eval.datasets.known import find_card, known_cards, recognised
 from eval.datasets.read import read_split, source_of
-from eval.studies.vote import measure_vote
 from eval.synthetic.make import Layout, Plant, make
-from retrieval.build import build_library
 from retrieval.library.library import Library
-from retrieval.library.manifest import Safeguards
 from retrieval.library.picture_finder import picture_path
-from retrieval.library.readers import read_source
-from retrieval.text import normalise_text
 from serving.cli.main import cli as memecourt
-from tests.support.encoders import WordEncoder, png_of
+from tests.support.encoders import png_of
 from tests.support.paths import ROOT
 
 HARMEME = Path(os.environ.get("MEMECOURT_HARMEME", ROOT.parent / "shared/data/harmeme"))
@@ -309,76 +302,6 @@ def test_real_annotations_match_the_published_counts(capfd):
         report = run_check(id_, HARMEME)
         assert {(DatasetFaultKind.FILE_MISSING, "test"), (DatasetFaultKind.PICTURES_MISSING, "val")} <= kinds(report)
         assert DatasetFaultKind.COUNT_DIFFERS not in {finding.kind for finding in report.findings}
-
-
-def words():
-    return WordEncoder(text_dim=256)
-
-
-def by_hand(library, rows):
-    """Accuracy and macro-F1 of a library's vote on texts, reimplemented in numpy from its definition."""
-    tuning = library.manifest.tuning
-    dim = library.manifest.encoder.text_dim
-    vectors = np.asarray(library.rows[:, :dim], dtype=np.float64)
-    harm = np.array([meme.source_label != "not harmful" for meme in library.memes], dtype=float)
-    embedded = words().embed_texts([row.text for row in rows]).vectors
-    similarities = embedded.astype(np.float64) @ vectors.T
-    settings = tuning.vote
-    order = np.argsort(-similarities.round(6), axis=1, kind="stable")
-    # Precedents with the same words and label count once, by the most similar of them.
-    voices = [(normalise_text(meme.text), harm[n]) for n, meme in enumerate(library.memes)]
-    distinct: list[dict[object, int]] = [{} for _ in rows]
-    for row, ranking in zip(distinct, order.tolist(), strict=True):
-        for n in ranking:
-            row.setdefault(voices[n], n)
-    order = np.array([list(row.values())[: settings.k] for row in distinct])
-    top = np.take_along_axis(similarities, order, axis=1)
-    weights = np.exp((top - top[:, :1]) / settings.tau)
-    share = ((weights * harm[order]).sum(axis=1) + settings.prior_weight * settings.prior) / (
-        weights.sum(axis=1) + settings.prior_weight
-    )
-    log_odds = settings.intercept + settings.slope * np.log(share / (1 - share))
-    if tuning.regression is not None:
-        log_odds = (log_odds + [tuning.regression.log_odds(text, None) for text in embedded]) / 2
-    predicted = 1 / (1 + np.exp(-log_odds)) >= settings.threshold
-    gold = np.array([row.source_label != "not harmful" for row in rows])
-    f1 = [
-        2 * (predicted & gold).sum() / (predicted.sum() + gold.sum()),
-        2 * (~predicted & ~gold).sum() / ((~predicted).sum() + (~gold).sum()),
-    ]
-    return float((predicted == gold).mean()), float(np.mean(f1))
-
-
-@pytest.fixture(scope="module", params=["synthetic", "harm-c", "harm-p"])
-def voting(request, tmp_path_factory):
-    """A library built from the texts of a train split, and the source to judge."""
-    if request.param == "synthetic":
-        root = tmp_path_factory.mktemp("voting")
-        made = make(root / "data", Layout.HARMEME, train=160, val=60, test=0)
-        dataset, data = find_card(made.dataset), made.root
-    elif HARMEME.is_dir():
-        dataset, data = find_card(request.param), HARMEME
-    else:
-        pytest.skip("HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
-    place = tmp_path_factory.mktemp("library") / "library"
-    # Without the safeguard on sole acquittals, which the numpy vote does not implement.
-    train = source_of(dataset, data, "train")
-    asyncio.run(build_library(place, [train], name="l", encoder=words(), safeguards=Safeguards()))
-    val = source_of(dataset, data, "val")
-    return place, replace(val, pictures=None)  # texts only
-
-
-@pytest.mark.slow
-def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch):
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
-    place, source = voting
-    library = Library.open(place, words().identity)
-    judged = read_source(source).good
-    accuracy, macro_f1 = by_hand(library, judged)
-    report = asyncio.run(measure_vote(place, source))
-    assert (report.n, report.precedents) == (len(judged), len(library.memes))
-    assert report.accuracy.value == pytest.approx(accuracy, abs=1e-12)
-    assert report.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
 
 
 @pytest.mark.slow
