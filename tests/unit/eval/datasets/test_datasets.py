@@ -1,4 +1,4 @@
-"""Known data sets: reading and checking them, and the vote under both protocols."""
+"""Known data sets: reading and checking them."""
 
 import asyncio
 import json
