@@ -6,6 +6,7 @@ of harm must not get into logs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -216,15 +217,9 @@ def _holds(path: Path, mark: bytes) -> bool:
 
 def _refuse_marked(path: Path, content: str) -> None:
     """Refuses a file with a marked row, in any layout: adding labels by hand must not make it importable."""
-    # Fast path; the code below parses the file once for each layout.
-    if NOT_FOR_LIBRARIES not in content:
-        return
-    rows = [
-        record
-        for records in (json_records(content), *(csv_records(content, delimiter) for delimiter in DELIMITERS))
-        for record in records
-    ]
-    if any(isinstance(record, dict) and NOT_FOR_LIBRARIES in record for _, record in rows):
+    # A key of JSON, or a column; the quotes of a key within a text are escaped.
+    in_header = any(NOT_FOR_LIBRARIES in header_of(content, delimiter) for delimiter in DELIMITERS)
+    if in_header or re.search(rf'"{NOT_FOR_LIBRARIES}"\s*:', content):
         raise _marked(path)
 
 
