@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from court.errors import BadRequest
 from eval.datasets.items import Protocol
 from eval.datasets.verbs import CardModel, Expression
+from retrieval.library.picture_finder import leads_out
 
 E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
@@ -395,10 +396,8 @@ class DatasetCard(CardModel):
             names += [*split.files, *split.ids, *split.pictures, *(split.labels.files if split.labels else ())]
         names += [one.join.file for one in self.expressions() if one.join]
         for name in names:
-            # Backslashes count as separators, since cards are also written and read on Windows; a drive, a root, a home
-            # directory or a NUL leads out of the directory just as `..` does.
-            parts = name.replace("\\", "/").split("/")
-            if ".." in parts or name.startswith(("/", "\\", "~")) or "\0" in name or re.match("[A-Za-z]:", name):
+            # A home directory leads out just as `..` does.
+            if leads_out(name) or name.startswith("~"):
                 raise ValueError(f"{name!r} leads out of the directory of the data set")
 
     def expressions(self) -> list[Expression]:
