@@ -258,9 +258,6 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
 
 
 def _print_check(card: DatasetCard, report: DatasetCheck) -> None:
-    from eval.reports.sections import plain
-    from retrieval.library.readers import counted
-
     click.echo(f"{report.dataset}: {card.title}")
     first = card.court_task or card.all_tasks()[0]
     sums = Counter[str]()

@@ -29,7 +29,7 @@ from retrieval.library.library import Library, refuse_place
 from retrieval.library.manifest import Safeguards, TextTuning, Tuning
 from retrieval.library.postgres.address import Address
 from retrieval.library.readers import is_plain_table
-from retrieval.library.sources import Provenance, Source, SourceFormat
+from retrieval.library.sources import Provenance, Source
 from retrieval.open import BUILTIN, choose_encoder, load_encoder, name_of
 from serving.cli.check import check
 from serving.cli.common import (
@@ -358,9 +358,6 @@ def _sources_of(
     harmful: str,
     **provenance: Any,
 ) -> list[Source]:
-    from retrieval.library.readers import is_plain_table
-    from retrieval.library.sources import Provenance, Source
-
     binding, provenance["binding_by"] = provenance.pop("binding"), provenance.pop("who").strip()
     if binding is not bool(provenance["binding_by"]):
         raise click.UsageError("--binding and --who belong together: who answers for each of these labels?")

@@ -161,8 +161,21 @@ def test_csv_source_is_built(tmp_path: Path) -> None:
     assert [(line, id_) for line, id_, _ in reasons(report)] == [(8, "e"), (9, ""), (10, "g")]
 
 
-@pytest.mark.parametrize("content", ["", "\n", "\ufeff \r\n"])
-def test_file_without_lines_is_refused_as_empty(tmp_path: Path, content: str) -> None:
+EMPTY, UNKNOWN = "data is empty", "no layout that is known"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", EMPTY),
+        ("\n", EMPTY),
+        ("\ufeff \r\n", EMPTY),
+        ("a word\n", UNKNOWN),
+        ("id|label\n", UNKNOWN),
+        ("[1, 2]", UNKNOWN),
+    ],
+)
+def test_file_that_is_empty_or_of_unknown_format_is_refused(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "data").write_text(content, "utf-8")
     with pytest.raises(BadRequest, match=why) as refusal:
         read_source(Source(tmp_path / "data"))
