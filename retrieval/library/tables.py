@@ -164,7 +164,7 @@ def csv_blocks(reader: CsvReader) -> Iterator[tuple[Sequence[int], list[list[str
             done = reader.line_num
 
 
-def _named(cells: list[str]) -> list[str]:
+def _named(cells: Sequence[str]) -> list[str]:
     """Column names in lower case, without trailing empty ones."""
     names = [cell.strip().lower() for cell in cells]
     while names and not names[-1]:
