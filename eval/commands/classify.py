@@ -150,6 +150,10 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
 
 
 def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
+    from court.question import read_question
+    from eval.scores.metrics import require_metrics
+    from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
+
     worded = read_question(options["question_file"]) if options["question_file"] else None
     if options["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
@@ -261,10 +265,12 @@ def _folder_name(question: Question) -> str:
 
 
 def _shown(plans: Sequence[Plan], out: Path) -> Shown:
-    groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
-    lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
+    from eval.reports import tasks
+
+    report = tasks.gather([read_results(plan.out) for plan in plans])
+    lead, sections = tasks.lead_of(report), tasks.sections_of(report)
     question = plans[0].question
     assert question is not None, "every plan of this command asks one"
     title = f"{question.task} on {plans[0].dataset.title}"
     end = ["", f"{out} holds it. memecourt-eval report {out} shows it again."]
-    return Shown(title=title, lead=lead, sections=sections, figures={"groups": tasks.as_json(groups)}, end=end)
+    return Shown(title=title, lead=lead, sections=sections, figures=tasks.as_json(report), end=end)

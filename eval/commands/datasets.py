@@ -243,6 +243,10 @@ def fetch(id_: str, out: Path) -> None:
 
 
 async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:
+    from court.backends.pictures.reader import GuardedPictureReader
+    from eval.datasets.check import check as check_dataset
+    from eval.scores.metrics import require_metrics
+
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None

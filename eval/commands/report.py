@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from court.errors import BadRequest
 from eval.commands.options import html_option, json_option, runs_argument, write_page
 from eval.reports import tasks, verdicts
 from eval.reports.details import details_sections
@@ -15,6 +14,10 @@ from eval.reports.sections import Section, as_markdown, as_page, as_text
 from eval.reports.verdicts import Report
 from eval.runs.results import read_runs
 from serving.cli.common import NEW_FILE
+
+if TYPE_CHECKING:
+    from eval.reports.sections import Section
+    from eval.reports.tasks import Report
 
 
 @click.command()
@@ -33,41 +36,25 @@ def report(
     published, and which differences are within noise. The page adds figures and every wrong verdict with its record;
     pictures and words of memes are hidden there until asked for. It needs no network and no other file.
 
-    Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
+    Runs of classify are shown by their task: the authors' metrics, label by label.
     """
+    from eval.reports import tasks
+    from eval.reports.sections import as_markdown, as_page, as_text
+
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")
-    results = read_runs(runs)
-    questioned = [one for one in results if one.question is not None]
-    trials = [one for one in results if one.question is None]
-    if questioned and trials and (html or markdown):
-        raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
-    figures: dict[str, object] = {}
-    texts: list[str] = []
-    if trials:
-        report = verdicts.gather(trials)
-        figures = verdicts.verdicts_json(report)
-        title, lead = verdicts.verdicts_title(report), verdicts.verdicts_lead(report)
-        sections = verdicts.verdicts_sections(report)
-        texts.append(as_text(lead, [*sections, *verdicts.faults_sections(report)]))
-    if questioned:
-        groups = tasks.gather_tasks(questioned)
-        figures["tasks"] = tasks.as_json(groups)
-        title, lead, sections = "Answers to questions", tasks.lead_of(groups), tasks.sections_of(groups)
-        texts.append(as_text(lead, sections))
-    click.echo(json.dumps(figures) if as_json else "\n\n".join(texts))
+    found = tasks.gather(read_runs(runs))
+    lead, sections = tasks.lead_of(found), tasks.sections_of(found)
+    text = as_text(lead, [*sections, *tasks.faults_sections(found)])
+    click.echo(json.dumps(tasks.as_json(found)) if as_json else text)
     # After the tables are shown: a page needs libraries that a terminal does without.
     if markdown is not None:
-        details = _details(report) if trials else []
-        write_page(markdown, as_markdown(title, lead, [*sections, *details]))
+        write_page(markdown, as_markdown(found.title, lead, [*sections, *_details(found)]))
         click.echo(f"Written: {markdown}", err=True)
     if html is not None:
-        if trials:
-            sections = [
-                *verdicts.verdicts_sections(report, page=True),
-                *_details(report, page=True, pictures=not no_pictures),
-            ]
-        write_page(html, as_page(title, lead, sections))
+        drawn = tasks.sections_of(found, page=True)
+        details = _details(found, page=True, pictures=not no_pictures)
+        write_page(html, as_page(found.title, lead, [*drawn, *details]))
         click.echo(f"Written: {html} ({html.stat().st_size / 1e6:.1f} MB)", err=True)
         if show:
             click.launch(html.resolve().as_uri())

@@ -324,11 +324,11 @@ def _write_outcome(plan: Reproduction, preset: Preset | None, options: Mapping[s
     named = plan.paper.figures
     rows = [["row", "data", named.removeprefix("is "), "accuracy", "macro-F1", f"beside what {named}"]]
     for row in outcome.rows:
-        ours = row.card.strict if row.card else None
         published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"
         cells = [
             f"{100 * figure.value:.2f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]" if figure else "–"
-            for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
+            for name in ("accuracy", "macro-f1")
+            for figure in [row.card.known(name) if row.card else None]
         ]
         rows.append([row.id or f"{row.arm}, {row.size}", row.benchmark, published, *cells, str(row.reached)])
     _write(options, title, lead, sections=sections, figures=figures, rows=rows, claims=outcome.claims)

@@ -149,12 +149,15 @@ def _with_options_that_fit(plan: Plan) -> Plan:
 
 
 def _show(plan: Plan, options: dict[str, Any]) -> None:
+    from eval.scores.measure import figure
+    from eval.scores.metrics import TaskCard, task_card
+
     results = read_results(plan.out)
-    cards: dict[str, Card | str] = {}
+    cards: dict[str, TaskCard | str] = {}
     # One protocol may leave nothing to score while the others have figures.
     for protocol in results.protocols:
         try:
-            cards[protocol] = card(results, protocol)
+            cards[protocol] = task_card(results, protocol)
         except CourtError as error:  # a protocol that leaves no meme of a small sample
             cards[protocol] = error.message
     reasons = _reasons(results)
@@ -168,15 +171,13 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
         if isinstance(value, str):
             click.echo(f"{name}: {value}")
             continue
-        decided = value.decided
-        click.echo(f"{name}: {value.n:,} memes, {value.harmful:,} harmful; coverage {value.coverage.value:.3f}")
-        rows = (("decided", decided), ("strict", value.strict), ("vote", value.vote))
-        for what, rates in rows:
-            if rates is not None:
-                figures = (("accuracy", rates.accuracy), ("macro-F1", rates.macro_f1))
-                text = "  ".join(f"{n} {figure(f)}" for n, f in figures)
+        coverage = value.known("coverage").value
+        click.echo(f"{name}: {value.n:,} memes, {value.gold['harmful']:,} harmful; coverage {coverage:.3f}")
+        rows = {"decided": value.decided, "strict": value.figures, "vote": value.vote, "majority": value.baseline}
+        for what, figures in rows.items():
+            if figures:
+                text = f"accuracy {figure(figures['accuracy'])}  macro-F1 {figure(figures['macro-f1'])}"
                 click.echo(f"  {what:<9}{text}")
-        click.echo(f"  {'majority':<9}accuracy {value.majority:.3f}{'':<16}macro-F1 {value.majority_macro_f1:.3f}")
     if reasons:
         text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         click.echo(f"no class: {text}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from court.errors import BadRequest
 from eval.commands.options import (
     Shown,
     TableWords,
@@ -17,7 +17,6 @@ from eval.commands.options import (
     protocol_option,
     protocols_of,
     say,
-    score_by_protocol,
     seed_option,
     shows_sections,
     table_of,
@@ -32,6 +31,12 @@ from eval.scores.prediction_file import ScoredFile, read_answers, read_predictio
 from eval.session.spec import spec_options
 from eval.solvers.question import ELSEWHERE, question_about
 from serving.cli.common import PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from eval.datasets.items import Protocol
+    from eval.scores.prediction_file import ScoredFile
 
 
 @click.command()
@@ -69,6 +74,10 @@ def score(file: Path, **options: Any) -> Shown:
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
+    from eval.reports import tasks
+    from eval.scores.prediction_file import read_answers, read_predictions
+    from eval.solvers.question import ELSEWHERE, question_about
+
     data, split = options["data"], options["split"]
     if options["id_"] is not None:
         dataset = dataset_of(options["id_"])
@@ -95,32 +104,17 @@ def score(file: Path, **options: Any) -> Shown:
     results = replace(results, answered_question=question, card=dataset)
     notes = (*read.notes, *scored.notes)
     _store(results, file, options, notes)
-    figures, sections = _answers(results, options) if question else _verdicts(results, options)
+    report = tasks.gather([results], seed=options["seed"])
+    (group,) = report.groups
+    # A named protocol must have figures, and at least one protocol must have some.
+    if group.unscored and (options["protocol"] is not None or not group.tables):
+        raise BadRequest(group.unscored[0], reason="NOTHING_TO_SCORE")
+    figures, sections = tasks.as_json(report), tasks.sections_of(report)
     about = {"dataset": dataset.id, "split": split, "gold_problems": len(read.problems), "notes": notes}
     document = {"name": name, **about, "missing": scored.missing, "unused": scored.unused, **figures}
     # Rows without gold of the task are told before the figures, which are not over them.
     lead = [f"{name} on {dataset.title}, split {split}", "", *notes]
     return Shown(title=name, lead=lead, sections=sections, figures=document, end=list(_gaps(scored)))
-
-
-def _verdicts(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
-    """Figures of verdicts under each protocol."""
-    cards = score_by_protocol(
-        results.protocols,
-        lambda protocol: card(results, protocol, seed=options["seed"]),
-        named=options["protocol"] is not None,
-    ).values()
-    sections = [Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))]
-    sections += [
-        Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
-    ]
-    return {"cards": [asdict(one) for one in cards]}, sections
-
-
-def _answers(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
-    """Figures of answers to a question of the card, shown as runs of classify are."""
-    groups = tasks.gather_tasks([results], seed=options["seed"])
-    return {"groups": tasks.as_json(groups)}, tasks.sections_of(groups)
 
 
 def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from eval.reports.sections import Rows, Section
 from eval.runs.results import Judged, Results, RunFolder, read_results
 from eval.scores.means import mean_of, share_of
 from eval.scores.measure import Figure, TaskArrays, figure, listed, measure, paired_differences
-from eval.scores.metrics import card, harm_arrays
+from eval.scores.metrics import harm_arrays, task_card
 from eval.scores.weighing import Evidence, Weighing, weigh
 from eval.studies.audition import AGAIN, ALONE, COMPUTE, bound_to, checked_in, evidence_in, odds_in
 
@@ -194,9 +194,11 @@ class AuditionResult:
     @property
     def _judge_knows(self) -> bool:
         aurocs = [self.aurocs.get(name) for name in ("before", "after")]
-        strict = card(self.full, self.protocol)
+        card = task_card(self.full, self.protocol)
         # Saying the more frequent class always is knowing nothing.
-        return strict.strict.accuracy.low > strict.majority or any(one and one.low > 0.5 for one in aurocs)
+        return card.known("accuracy").low > (card.baseline["accuracy"] or 0) or any(
+            one and one.low > 0.5 for one in aurocs
+        )
 
     @property
     def span(self) -> float | None:
@@ -296,11 +298,11 @@ class AuditionResult:
 
     def measures(self) -> Iterator[tuple[str, Figure | float | None]]:
         """Yields name and value of each figure of the trials."""
-        strict = card(self.full, self.protocol)
+        card = task_card(self.full, self.protocol)
         costs = [one.prediction.cost for _, one in self.judged.values()]
         n = max(1, len(costs))
         read, written = self.speed
-        yield "memes", float(strict.n)
+        yield "memes", float(card.n)
         yield "seconds a trial", sum(record.seconds for record in self.records.values()) / max(1, len(self.records))
         yield "tokens that each call reads a second", read
         yield "tokens that each call writes a second", written
@@ -320,8 +322,8 @@ class AuditionResult:
                 if one.side is side
             ]
             yield f"rounds, {word(side)}", mean_of(rested)
-        yield "accuracy, strict", strict.strict.accuracy
-        yield "majority", strict.majority
+        yield "accuracy, strict", card.known("accuracy")
+        yield "majority", card.baseline["accuracy"]
         yield "odds after the debate, range of the middle nine tenths", self.span
         yield "odds of harm offered second, minus offered first", self.position_bias()
         yield "outcomes that flip with drawn replies", self.flips()

@@ -12,7 +12,7 @@ from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.reports import figures
 from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
-from eval.reports.verdicts import Group, Report, RunView, faults_in_words, faults_sections
+from eval.reports.tasks import Group, Report, RunView, faults_in_words, faults_sections
 from eval.runs.results import Judged, RunFolder
 from eval.scores.courses import cost_of, entropies_of, rounds_of
 from eval.scores.means import share_of
@@ -74,9 +74,11 @@ def wrong_memes(runs: Sequence[RunView]) -> list[WrongMeme]:
 def details_sections(report: Report, *, page: bool = False, pictures: bool = True) -> list[Section]:
     """Sections on how each run went and on its wrong verdicts; for a page with plots, records and pictures."""
     sections = [Section("runs", "Runs", detail=True)]
-    for run in report.runs:
-        sections += _run(run, page=page)
-    for group, counted in zip(report.groups, faults_sections(report), strict=True):
+    groups = [group for group in report.groups if group.verdicts]
+    for group in groups:
+        for run in group.runs:
+            sections += _run(run, page=page)
+    for group, counted in zip(groups, faults_sections(report), strict=True):
         wrong = wrong_memes(group.runs)
         if not wrong:
             sections.append(counted)

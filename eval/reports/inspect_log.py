@@ -43,9 +43,7 @@ from court.events import (
 from court.record import TrialRecord
 from eval.datasets.items import Outcome
 from eval.runs.results import Judged, Results
-from eval.scores.measure import Figure
-from eval.scores.metrics import card
-from eval.scores.task_card import task_card
+from eval.scores.metrics import TaskCard, task_card
 from eval.solvers.question import Question, gold_of
 from serving.docket.ports import TrialReader
 
@@ -126,24 +124,17 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 
 
 def _scores_of(results: Results) -> list[EvalScore]:
-    if results.question is not None:
-        found = task_card(results)
-        return [_score_of(found.question.task, found.n, found.figures, found.over)]
-    # The strict figures: a meme without a class is wrong, as in the report.
-    cards = (card(results, protocol) for protocol in results.scorable)
-    figures = ((one, {"accuracy": one.strict.accuracy, "macro_f1": one.strict.macro_f1}) for one in cards)
-    return [_score_of(str(one.protocol), one.n, {**each, "coverage": one.coverage}, {}) for one, each in figures]
+    cards = [task_card(results, protocol) for protocol in ([None] if results.question else results.scorable)]
+    return [_score_of(card) for card in cards]
 
 
-def _score_of(name: str, n: int, figures: Mapping[str, Figure | None], over: Mapping[str, int]) -> EvalScore:
+def _score_of(card: TaskCard) -> EvalScore:
     metrics = {
-        key: EvalMetric(
-            name=key, value=one.value, metadata={"low": one.low, "high": one.high, "memes": over.get(key, n)}
-        )
-        for key, one in figures.items()
-        if one is not None
+        name: EvalMetric(name=name, value=one.value, metadata={"low": one.low, "high": one.high, "memes": memes})
+        for name, memes in card.over.items()
+        if (one := card.figures[name]) is not None
     }
-    return EvalScore(name=name, scorer=_SCORER, scored_samples=n, metrics=metrics)
+    return EvalScore(name=card.protocol or card.task, scorer=_SCORER, scored_samples=card.n, metrics=metrics)
 
 
 _Parts = tuple[str | list[str], str, dict[str, Score], dict[str, Any]]

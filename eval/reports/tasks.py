@@ -1,124 +1,656 @@
-"""Report on runs that asked a card's question, as sections for a terminal, Markdown and a page."""
+"""The report on runs: their answers by data set, split and task, beside baselines, each other, and published figures.
+
+Harm is a task like any other, with a table for each protocol.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from court.display import word
 from court.errors import BadRequest
-from eval.datasets.card import CardPublished, SplitRole
-from eval.datasets.items import Outcome
-from eval.reports.sections import BESIDE, Section, Tile, notes_in_words, published_sections, traps_in_words
+from eval.datasets.card import DatasetCard, SplitRole
+from eval.datasets.items import Outcome, Protocol
+from eval.reports.sections import (
+    BESIDE,
+    Drawn,
+    Rows,
+    Section,
+    Tile,
+    need_page,
+    notes_in_words,
+    published_sections,
+    traps_in_words,
+)
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank_answers
-from eval.scores.compare import compare
-from eval.scores.measure import figure, figure_over, strict_name
-from eval.scores.metrics import answers_of, question_of
-from eval.scores.task_card import TaskCard, task_card
+from eval.scores.measure import (
+    BASELINE_FREE,
+    FEWEST_TO_SAY,
+    LOWER_IS_BETTER,
+    NOTHING,
+    RESAMPLES,
+    SURE,
+    Figure,
+    TaskArrays,
+    differing_answers,
+    draws_among,
+    figure,
+    figure_over,
+    holm,
+    listed,
+    mcnemar,
+    name_over_all,
+    odd_memes,
+    paired_differences,
+    strict_name,
+)
+from eval.scores.metrics import (
+    KINDS,
+    KINDS_OF_MANY,
+    Answers,
+    TaskCard,
+    VerdictFault,
+    answers_of,
+    baseline_of,
+    faults_of,
+    harm_arrays,
+    shared_answers,
+    task_card,
+)
 from eval.solvers.question import ELSEWHERE, Answerer
 
+PROTOCOLS = {
+    Protocol.MERGED: "somewhat and very harmful memes are harmful",
+    Protocol.EXTREME: "somewhat harmful memes are dropped",
+    Protocol.PLAIN: "the data set's own two classes",
+}
+"""Meaning of each protocol in words."""
+_FEW = 50
+"""Number of memes of a label below which the report says how much a single one weighs."""
 _LISTED = 10
 """Largest number of systems that a choice lists."""
+_CURVES = {
+    "ROC": "Of the memes with a score.",
+    "Precision and recall": "Of the memes with a score.",
+    "Risk and coverage": "Share of wrong verdicts if only the memes with the surest scores are decided.",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class TaskGroup:
-    """Runs that asked the same question of the same split."""
+class RunView:
+    """One run in a report."""
 
-    dataset: str
-    split: str
-    runs: tuple[tuple[Results, TaskCard], ...]
-    caveats: tuple[str, ...]
-    role: SplitRole | None
-    """Purpose of the split; None if the card is unknown."""
-    published: tuple[CardPublished, ...] = ()
+    key: str
+    label: str
+    """Name of the run, made unique if two share one."""
+    results: Results
+
+    @property
+    def finished(self) -> bool:
+        """True if the figures of the run will not change. Predictions from elsewhere are all that there are."""
+        results = self.results
+        return results.finished and (results.manifest is None or len(results.tried) == len(results.judged))
+
+    @property
+    def title(self) -> str:
+        """Label, with a warning if the run is not finished."""
+        return self.label if self.finished else f"{self.label} (not finished)"
+
+    @property
+    def unfinished_words(self) -> str:
+        """Warning about the figures of an unfinished run; empty for a finished one."""
+        judged, total = len(self.results.tried), len(self.results.judged)
+        if self.finished:
+            return ""
+        if judged == total:
+            return f"{self.label} has judged all of its {total:,} memes, but was not closed."
+        return (
+            f"{self.label} is not finished: {judged:,} of {total:,} memes are judged. The {total - judged:,} others "
+            "have no answer yet, so that there are no strict figures."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A run compared with a rival on the memes of both; a meme without an answer is wrong."""
+
+    label: str
+    against: str
+    n: int
+    verdicts: bool
+    official: str
+    differences: Mapping[str, Figure]
+    only_run: int
+    """Number of memes that only the run gets right."""
+    only_rival: int
+    differing: int
+    """Number of independent draws (memes, or groups) on which they differ in labels or probabilities."""
+
+    @property
+    def p(self) -> float:
+        """p-value of the exact McNemar test."""
+        return mcnemar(self.only_run, self.only_rival)
+
+    @property
+    def judgment(self) -> str:
+        """``better``, ``worse``, ``within noise`` or ``too few to say``: in accuracy, or in a question's own metric."""
+        difference = self.differences.get(self.official)
+        if difference is None:
+            return NOTHING
+        # So few can't make the exact test significant, however they fall; resamples of so few all fall on one side.
+        if 0 < (self.only_run + self.only_rival if self.verdicts else self.differing) < FEWEST_TO_SAY:
+            return "too few to say"
+        sure = self.p < SURE if self.verdicts else not difference.low <= 0 <= difference.high
+        if not sure:
+            return "within noise"
+        ahead = self.only_run > self.only_rival if self.verdicts else difference.value > 0
+        return "better" if ahead is not (self.official in LOWER_IS_BETTER) else "worse"
+
+
+class TableRow(NamedTuple):
+    """A run and its figures."""
+
+    run: RunView
+    card: TaskCard
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All runs on one task of a split; of verdicts, under one protocol."""
+
+    key: str
+    rows: tuple[TableRow, ...]
+    contrasts: tuple[Contrast, ...]
+    remarks: tuple[str, ...]
 
     @property
     def first(self) -> TaskCard:
         """Figures of the first run."""
-        return self.runs[0][1]
+        return self.rows[0].card
+
+    @property
+    def name(self) -> str:
+        """The protocol, or the task of a question."""
+        return str(self.first.protocol or self.first.task)
 
 
-_LABEL_HEAD = (
-    *("label", "gold", "said", "prevalence", "precision", "recall", "F1", "accuracy", "macro-F1 yes/no"),
-    *("always no: accuracy", "macro-F1"),
-)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All runs on one split of one data set that were asked the same."""
+
+    key: str
+    dataset: str
+    split: str
+    card: DatasetCard | None
+    runs: tuple[RunView, ...]
+    tables: tuple[Table, ...]
+    unscored: tuple[str, ...]
+    """Reasons why runs are missing in tables."""
+
+    @property
+    def title(self) -> str:
+        """Data set and split in words, with the question if one was asked."""
+        question = self.runs[0].results.question
+        about = f": {question.title or question.task}" if question else ""
+        return f"{self.card.title if self.card else self.dataset}, {self.split}{about}"
+
+    @property
+    def verdicts(self) -> bool:
+        """True if the runs held trials."""
+        return self.runs[0].results.question is None
 
 
-def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGroup, ...]:
-    """Scores runs that asked questions, by data set, split, and task.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report on runs, in the order in which they were given."""
 
-    Raises BadRequest: A run can't be scored.
+    groups: tuple[Group, ...] = field(repr=False)
+    resamples: int
+
+    @property
+    def runs(self) -> tuple[RunView, ...]:
+        """All runs of the report."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def unfinished(self) -> tuple[RunView, ...]:
+        """Unfinished runs, whose figures will change."""
+        return tuple(run for run in self.runs if not run.finished)
+
+    @property
+    def title(self) -> str:
+        """Title of the report: its data sets and splits."""
+        return listed(group.title for group in self.groups)
+
+
+def gather(results: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Report:
+    """Scores and compares runs, or predictions from elsewhere, of any data sets.
+
+    Raises BadRequest: There is nothing to report on, or answers to a question can't be scored.
     """
-    groups: dict[tuple[str, str, str], list[tuple[Results, TaskCard]]] = {}
-    for one in results:
+    if not results:
+        raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
+    groups: dict[tuple[str, str, str], list[RunView]] = {}
+    for number, (one, label) in enumerate(zip(results, _unique_labels(results), strict=True), 1):
         # Grouped by what determines memes and gold, so that different ways of asking a question are side by side.
-        key = (one.dataset, one.split, str(question_of(one).material()))
-        groups.setdefault(key, []).append((one, task_card(one, seed=seed)))
-    return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
+        asked = str(one.question.material()) if one.question else ""
+        groups.setdefault((one.dataset, one.split, asked), []).append(RunView(f"run-{number}", label, one))
+    found = (_group(f"group-{number}", runs, resamples, seed) for number, runs in enumerate(groups.values(), 1))
+    return Report(tuple(found), resamples)
 
 
-def lead_of(groups: Sequence[TaskGroup]) -> list[str]:
-    """Sentences before the sections: which figures will change, and notes on the data."""
-    runs = [one for group in groups for one, _ in group.runs]
-    unfinished = [one.name for one in runs if not one.finished]
-    changing = [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
-    return [*changing, *notes_in_words([(one.name, one.notes) for one in runs])]
+def _unique_labels(results: Sequence[Results]) -> list[str]:
+    """A label for each run: its name, made unique by its folder's name or, if that is not enough, by a number."""
+    names = Counter(one.name for one in results)
+    labels = [
+        one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
+    ]
+    # Folders in different places may share a name, too.
+    twice = Counter(labels)
+    return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
 
 
-def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:
-    """Sections of all groups, in order."""
-    return [
-        section
-        for number, group in enumerate(groups, 1)
-        for section in (
-            *_figures(group, number),
-            *_published(group, number),
-            *_grid(group, number),
-            *_choice(group, number),
-            *_labels(group, number),
-            *_confusions(group, number),
-            *_orders(group, number),
-            *_comparisons(group, number),
+def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Group:
+    first, unscored, tables = runs[0].results, [], []
+    protocols = {None: None} if first.question else dict.fromkeys(p for run in runs for p in run.results.protocols)
+    for protocol in protocols:
+        rows = []
+        for run in (one for one in runs if protocol is None or protocol in one.results.protocols):
+            try:
+                rows.append(TableRow(run, task_card(run.results, protocol, resamples=resamples, seed=seed)))
+            except BadRequest as error:
+                if protocol is None:
+                    raise
+                # A run without a meme under this protocol must not prevent a report on the others.
+                unscored.append(error.message)
+        if rows:
+            differences = contrasts(rows, resamples)
+            key_ = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
+            tables.append(Table(key_, tuple(rows), contrasts=tuple(differences), remarks=remarks(rows, differences)))
+    card = card_of_results(first)
+    return Group(key, first.dataset, first.split, card, tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
+
+
+def contrasts(rows: Sequence[TableRow], resamples: int) -> list[Contrast]:
+    """Compares each finished run with a constant answer, the precedents' vote, and the first of them.
+
+    Raises BadRequest: Two runs disagree on a gold label.
+    """
+    found: list[Contrast] = []
+    # In an unfinished run, memes without an answer yet would count as wrong.
+    read = [(run.label, card, answers_of(run.results, card.protocol)) for run, card in rows if run.results.finished]
+    if not read:
+        return found
+    first_label, card, first = read[0]
+    # A system that leaves the harder memes open is better on the others, which is no merit.
+    official = "accuracy" if card.protocol else name_over_all(card.official, *(each.arrays for *_, each in read))
+    names = ("accuracy", "macro-f1") if card.protocol else (official,)
+
+    def add(label: str, against: str, run: Answers, rival: TaskArrays) -> None:
+        systems = run.arrays, rival
+        differences = paired_differences(names, systems, run.groups, resamples=resamples)
+        odd, odd_of_rival, _ = odd_memes(*systems)
+        differing = draws_among(differing_answers(*systems), run.groups)
+        counts = {"only_run": odd, "only_rival": odd_of_rival, "differing": differing}
+        n, verdicts = len(run.judged), run.verdicts
+        found.append(Contrast(label, against, n, verdicts, official=official, differences=differences, **counts))
+
+    for label, card, answers in read:
+        # A constant answer ranks nothing.
+        if official not in BASELINE_FREE:
+            always, words = baseline_of(answers.arrays, multi=not card.confusion)
+            add(label, words, answers, always)
+        votes = [one.prediction.vote_harmful for one in answers.judged]
+        if voted := [place for place, vote in enumerate(votes) if vote is not None]:
+            of_voted = answers.at(voted)
+            rival = harm_arrays(of_voted.arrays.gold[:, 1].tolist(), [votes[place] for place in voted])
+            add(label, "the precedents' vote", of_voted, rival)
+        if answers is not first:
+            try:
+                ours, theirs = shared_answers(answers, first)
+            except BadRequest as error:
+                if error.reason == "NOTHING_SHARED":  # parts of a split
+                    continue
+                raise
+            add(label, first_label, ours, theirs.arrays)
+    return found
+
+
+def noise_in_words(card: TaskCard) -> str:
+    """Describes how much the accuracy over all memes would vary with another sample of the same size."""
+    accuracy = card.known("accuracy")
+    memes = f"{card.n:,} meme{'' if card.n == 1 else 's'}"
+    return (
+        f"With {memes} an accuracy of {accuracy.value:.3f} is known to lie between {accuracy.low:.3f} and "
+        f"{accuracy.high:.3f}; a difference within that between two systems is noise unless they are compared meme by "
+        "meme."
+    )
+
+
+def remarks(rows: Sequence[TableRow], against: Sequence[Contrast]) -> tuple[str, ...]:
+    """Explains the limits of a table's figures, in sentences."""
+    (run, card), n = rows[0], rows[0].card.n
+    found = [noise_in_words(card)] if "accuracy" in card.figures else []
+    if card.groups:
+        found.append(
+            f"The memes are of {card.groups:,} groups (of the card, or of one template), which are drawn whole for the "
+            "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
+            "sure."
         )
-    ]
+    few, name = min((count, label) for label, count in card.gold.items())
+    if 0 < few < _FEW:
+        found.append(
+            f"Only {few:,} of {n:,} memes are {name}: one of them more or less moves that label's recall by "
+            f"{100 / few:.1f} points."
+        )
+    elif few == 0:
+        found.append(f"None of the {n:,} memes is {name}: neither macro-F1 nor AUROC says anything here.")
+    if any((other.n, other.gold) != (n, card.gold) for _, other in rows):
+        found.append(
+            f"The runs judged different memes, and are compared on those of both. The sentences above are on "
+            f"{run.label}'s."
+        )
+    if len(against) > 3:
+        corrected = holm([one.p for one in against])
+        left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
+        found.append(
+            f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
+            f"{1 / SURE:.0f} comes out with p < {SURE} by chance. Left after Holm's correction for that many: "
+            f"{'; '.join(left) or 'none'}."
+        )
+    for one, each in rows:
+        # By reason, as a run's own output has it: of a hundred malformed replies, the model is to be looked at first.
+        tried = (judged.prediction for judged in one.results.tried)
+        reasons = Counter(p.reason for p in tried if p.outcome is Outcome.FAILED and p.reason)
+        if each.question and reasons:
+            counted = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+            found.append(f"Without an answer, {one.label}: {counted}.")
+    return tuple(found)
 
 
-def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
+def as_json(report: Report) -> dict[str, object]:
     """The figures for other programs."""
+    return {
+        "resamples": report.resamples,
+        "unfinished": [run.label for run in report.unfinished],
+        "tables": [
+            {
+                "dataset": group.dataset,
+                "split": group.split,
+                "task": table.first.task,
+                "protocol": table.first.protocol,
+                "rows": [
+                    {"run": row.run.label, "root": str(row.run.results.root or ""), "card": asdict(row.card)}
+                    for row in table.rows
+                ],
+                "remarks": list(table.remarks),
+            }
+            for group in report.groups
+            for table in group.tables
+        ],
+    }
+
+
+def lead_of(report: Report) -> list[str]:
+    """Sentences before the sections."""
     return [
-        {
-            "dataset": group.dataset,
-            "split": group.split,
-            "task": group.first.question.task,
-            "caveats": list(group.caveats),
-            "published": [one.model_dump(mode="json") for one in group.published],
-            "runs": [
-                {
-                    "run": str(one.root or ""),
-                    "name": one.name,
-                    "finished": one.finished,
-                    "question": card.question.model_dump(mode="json"),
-                    # Its question stands beside it.
-                    "card": asdict(replace(card, question=None)),  # type: ignore[arg-type]
-                }
-                for one, card in group.runs
-            ],
-        }
-        for group in groups
+        f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
+        "memes that have an answer; in strict figures, all others, a meme without one is wrong.",
+        *notes_in_words([(run.label, run.results.notes) for run in report.runs]),
     ]
+
+
+def sections_of(report: Report, *, page: bool = False) -> list[Section]:
+    """Figures of all runs; with plots for a page. Raises NotLoaded if what draws them is not installed."""
+    if page:
+        need_page()
+    sections: list[Section] = []
+    if report.unfinished:
+        lines = tuple(run.unfinished_words for run in report.unfinished)
+        sections.append(Section("unfinished", "Not finished: these figures will change", lead=lines, warning=True))
+    for group in report.groups:
+        traps = traps_in_words(group.card.caveats) if group.card else ()
+        sections.append(Section(group.key, group.title, lead=group.unscored, notes=tuple(traps)))
+        for table in group.tables:
+            sections += _table_sections(group, table, page=page)
+    return sections
+
+
+def faults_sections(report: Report) -> list[Section]:
+    """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
+    groups = [group for group in report.groups if group.verdicts]
+    titles = ("" if len(groups) == 1 else f": {group.title}" for group in groups)
+    return [
+        Section(f"{group.key}-wrong", f"Wrong verdicts{more}", lead=(faults_in_words(group),))
+        for group, more in zip(groups, titles, strict=True)
+    ]
+
+
+def faults_in_words(group: Group) -> str:
+    """Numbers of memes by the worst fault of any run on them."""
+    worst: dict[str, VerdictFault] = {}
+    for run in group.runs:
+        for fault, one in faults_of(run.results):
+            worst[one.meme.id] = min(fault, worst.get(one.meme.id, fault))
+    counts = Counter(worst.values())
+    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
+    return f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
+
+
+def figure_rows(rows: Sequence[TableRow]) -> Rows:
+    """Figures of runs side by side, one per column, and those of a constant answer."""
+    cards = [card for _, card in rows]
+    first = cards[0]
+    found: list[tuple[str, ...]] = [("", *(run.title for run, _ in rows), first.baseline_words)]
+
+    def row(title: str, cells: Sequence[str], baseline: float | None = None) -> None:
+        if any(cell != NOTHING for cell in cells):
+            found.append((title, *cells, figure(baseline) if baseline is not None else ""))
+
+    if first.question:
+        row("asked with", [describe_question(card) for card in cards])
+    else:
+        row("protocol", [str(card.protocol) for card in cards])
+    row("memes", [f"{card.n:,}" for card in cards])
+    if not first.question:
+        row("of these harmful", [f"{card.gold['harmful']:,}" for card in cards])
+        row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else NOTHING for card in cards])
+    row("without an answer, failed", [f"{card.unanswered:,}, {card.failed:,}" for card in cards])
+    for name in _shown_metrics(cards):
+        # Over some memes, a figure of an unfinished run means something; over all, memes that wait count as wrong.
+        partial = strict_name(name) != name
+        cells = [_over(card, name) if run.finished or partial else NOTHING for run, card in rows]
+        marked = f"{name} (official)" if first.question and name == first.question.official else name
+        row(marked, cells, first.baseline.get(name))
+        if name in first.decided and any(card.unanswered for card in cards):
+            row(f"{name}, decided", [figure(card.decided.get(name)) for card in cards])
+    row("ECE", [figure_over(card.ece, sum(one.n for one in card.calibration), card.n) for card in cards])
+    for name in ("accuracy", "macro-f1"):
+        row(f"precedents' vote: {name}", [figure_over(card.vote.get(name), card.voted, card.n) for card in cards])
+    return tuple(found)
+
+
+def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:
+    """Metrics of some runs; strict forms only if one of the runs has no value for some memes."""
+    names = dict.fromkeys(name for card in cards for name in card.metrics)
+    same = {
+        strict_name(name)
+        for name in names
+        if strict_name(name) != name and all(card.over.get(name, card.n) == card.n for card in cards)
+    }
+    return [name for name in names if name not in same]
+
+
+def _over(card: TaskCard, name: str) -> str:
+    return figure_over(card.figures.get(name), card.over.get(name, card.n), card.n)
+
+
+def label_rows(card: TaskCard) -> Rows:
+    """Figures of each label, with a row per label."""
+    kinds = [kind for kind in (*KINDS, *KINDS_OF_MANY) if any(f"{kind}:{label}" in card.figures for label in card.gold)]
+    scored = card.over.get("auroc", card.n)
+    heads = {"auroc": f"AUROC of {scored:,}" if scored < card.n else "AUROC", "auroc-strict": "AUROC, strict"}
+    heads |= {"f1": "F1", "binary-accuracy": "accuracy", "binary-macro-f1": "macro-F1 yes/no"}
+    return (
+        ("label", "gold", "said", "prevalence", *(heads.get(kind, kind) for kind in kinds)),
+        *(
+            (
+                label,
+                f"{gold:,}",
+                f"{card.said[label]:,}",
+                figure(gold / card.n),
+                *(figure(card.figures[f"{kind}:{label}"]) for kind in kinds),
+            )
+            for label, gold in card.gold.items()
+        ),
+    )
+
+
+def confusion_rows(card: TaskCard) -> Rows:
+    """Confusion counts, with a row per gold label and a column per outcome; empty if a meme may have several labels."""
+    if not card.confusion:
+        return ()
+    # Columns for memes without an answer, so that each row adds up to its gold count.
+    head = ("gold \\ said", *card.gold, "no answer" if card.question else "undecided", "failed")
+    counts = (tuple(f"{n:,}" for n in row) for row in card.confusion)
+    return (head, *((label, *row) for label, row in zip(card.gold, counts, strict=True)))
+
+
+def _table_sections(group: Group, table: Table, *, page: bool) -> Iterator[Section]:
+    protocol = table.first.protocol
+    title = f"Protocol {protocol}: {PROTOCOLS[protocol]}" if protocol else f"Figures, {table.name}"
+    for start in range(0, len(table.rows), BESIDE):
+        last = start + BESIDE >= len(table.rows)
+        yield Section(
+            f"{table.key}-figures-{start}",
+            f"{title}{f', from run {start + 1} on' if start else ''}",
+            figure_rows(table.rows[start : start + BESIDE]),
+            notes=table.remarks if last else (),
+            tiles=_tiles(table) if page and not start else (),
+            level=3,
+        )
+    for row in table.rows:
+        yield from _row_sections(table, row, page=page)
+    if not protocol:
+        yield from _grid(table)
+        yield from _choice(group, table)
+        yield from _orders(table)
+    if table.contrasts:
+        yield _contrasts(table)
+    yield from _published(group, table)
+
+
+def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
+    """Labels, confusion, failed checks and calibration of one run."""
+    run, card = row
+    key, title = f"{table.key}-{run.key}", f"{run.label}, {table.name}"
+    if run.finished:
+        yield Section(f"{key}-labels", f"Labels, {title}", label_rows(card), level=3)
+    drawn = _plots(table, row, key) if page and card.protocol else ()
+    if counts := confusion_rows(card):
+        yield Section(f"{key}-confusion", f"Confusion, {title}", counts, drawn=drawn, level=3)
+    judged = run.results.judged
+    if failed := Counter(check for one in judged for check in one.prediction.checks):
+        cells = ((word(check), f"{count:,}", f"{count / len(judged):.3f}") for check, count in failed.most_common())
+        note = (
+            f"{card.mistrials:,} of {card.n:,} were mistrials. Accuracy of all: {figure(card.known('accuracy'))}; "
+            f"without mistrials: {figure(card.sound)}."
+        )
+        rows = (("failed check", "memes", "share"), *cells)
+        yield Section(f"{key}-checks", f"Checks of full trials, {title}", rows, notes=(note,), level=3)
+    if not card.protocol:
+        return
+    bins = [
+        (f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}")
+        for one in card.calibration
+    ]
+    yield Section(
+        f"{key}-calibration",
+        f"Calibration, {title}",
+        (("scores", "memes", "mean score", "share harmful"), *bins) if bins else (),
+        notes=() if bins else ("No meme has a score, so there is nothing to calibrate.",),
+        level=3,
+        detail=True,
+    )
+
+
+def _plots(table: Table, row: TableRow, key: str) -> tuple[Drawn, ...]:
+    from eval.reports import figures
+
+    run, card = row
+    assert card.protocol is not None, "only verdicts are drawn"
+    caption = (
+        f"{sum(one.n for one in card.calibration):,} memes with a score, in bins of nearly equal numbers. On the "
+        "dashed line a score is the share of harmful memes among those that have it."
+    )
+    pairs = run.results.under(card.protocol)
+    lines = figures.curves([gold for gold, _ in pairs], [one.prediction for _, one in pairs], key)
+    return (
+        Drawn("Calibration", figures.calibration(card.calibration, f"{key}-curve") or "", caption),
+        *(Drawn(title, svg, _CURVES[title]) for title, svg in lines),
+    )
+
+
+def _tiles(table: Table) -> tuple[Tile, ...]:
+    """Accuracy, macro-F1 and coverage of the finished runs, as far as the task has them."""
+    found = []
+    for title, names in (("Accuracy", ("accuracy", "exact")), ("Macro-F1", ("macro-f1",)), ("Coverage", ("coverage",))):
+        values = [
+            (run.label, next(filter(None, map(card.figures.get, names)), None))
+            for run, card in table.rows
+            if run.finished
+        ]
+        bars = tuple((label, value) for label, value in values if value is not None)
+        found += [Tile(title, bars)] if bars else []
+    return tuple(found)
+
+
+def _contrasts(table: Table) -> Section:
+    names = list(dict.fromkeys(name for one in table.contrasts for name in one.differences))
+    judged = f"{table.contrasts[0].official} is"
+    head = ("run", "against", "memes", *names, "only the run right", "only the other", "p", judged)
+    rows: list[tuple[str, ...]] = [head]
+    for one in table.contrasts:
+        differences = (figure(one.differences.get(name), "+.1f", times=100) for name in names)
+        odd = (f"{one.only_run:,}", f"{one.only_rival:,}", f"{one.p:.2g}")
+        rows.append((one.label, one.against, f"{one.n:,}", *differences, *odd, one.judgment))
+    return Section(
+        f"{table.key}-contrasts",
+        f"Compared meme by meme, {table.name}",
+        tuple(rows),
+        caption="Differences of the figures over all memes in points, by paired bootstrap; p by the exact McNemar test",
+        level=3,
+    )
+
+
+def _published(group: Group, table: Table) -> list[Section]:
+    card, protocol = group.card, table.first.protocol
+    task = (card.court_task.id if card and card.court_task else "") if protocol else table.first.task
+    if card is None or not task:
+        return []
+    ours = []
+    for run, found in table.rows:
+        manifest = run.results.manifest
+        how = describe_question(found) if found.question else word(manifest.procedure) if manifest else ""
+        ours.append((run.title, how, found.n, {name: _over(found, name) for name in found.metrics}))
+    theirs = card.published_on(task, group.split, *([protocol] if protocol else []))
+    return published_sections(f"{table.key}-published", table.name, theirs, ours, level=3)
 
 
 def describe_question(card: TaskCard) -> str:
     """Describes briefly how a run asked: its inputs and number of examples."""
     question = card.question
+    if question is None or question.by == Answerer.TRIAL:
+        return "trial on harm"
     if question.inputs == (ELSEWHERE,):
         return ELSEWHERE
-    if question.by == Answerer.TRIAL:
-        return "trial on harm"
     words = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
@@ -128,124 +660,58 @@ def describe_question(card: TaskCard) -> str:
     return ", ".join(words)
 
 
-def _group(dataset: str, split: str, runs: Sequence[tuple[Results, TaskCard]]) -> TaskGroup:
-    card = card_of_results(runs[0][0])
-    role = next((one.role for one in card.all_splits() if one.name == split), None) if card else None
-    task = runs[0][1].question.task
-    published = card.published_on(task, split) if card else ()
-    return TaskGroup(dataset, split, tuple(runs), caveats=card.caveats if card else (), role=role, published=published)
-
-
-def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
-    first = group.first
-    question = first.question
-    title = f"{group.dataset}, {group.split}: {question.title or question.task}"
-    for start in range(0, len(group.runs), BESIDE):
-        columns = group.runs[start : start + BESIDE]
-        cards = [card for _, card in columns]
-        rows = [["", *(one.name for one, _ in columns), first.baseline_words]]
-        rows.append(["asked with", *map(describe_question, cards), ""])
-        rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
-        rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
-        for name in _shown_metrics(cards):
-            cells = [_over(card, name) for card in cards]
-            marked = f"{name} (official)" if name == question.official else name
-            rows.append([marked, *cells, figure(first.baseline.get(name))])
-        last = start + BESIDE >= len(group.runs)
-        yield Section(
-            key=f"task-{number}-figures-{start}",
-            title=title,
-            rows=tuple(map(tuple, rows)),
-            notes=_notes(group) if last else (),
-            tiles=_tiles(columns),
-        )
-
-
-def _tiles(runs: Sequence[tuple[Results, TaskCard]]) -> tuple[Tile, ...]:
-    """Accuracy, macro-F1 and coverage of finished runs, as far as the question has them."""
-    found = []
-    for title, names in (("Accuracy", ("accuracy", "exact")), ("Macro-F1", ("macro-f1",)), ("Coverage", ("coverage",))):
-        values = (
-            (one.name, next(filter(None, map(card.figures.get, names)), None)) for one, card in runs if one.finished
-        )
-        bars = tuple((name, value) for name, value in values if value is not None)
-        found += [Tile(title, bars)] if bars else []
-    return tuple(found)
-
-
-def _published(group: TaskGroup, number: int) -> list[Section]:
-    ours = [
-        (run.name, describe_question(card), card.n, {name: _over(card, name) for name in card.figures})
-        for run, card in group.runs
-    ]
-    return published_sections(f"task-{number}-published", group.first.question.task, group.published, ours)
-
-
-def _notes(group: TaskGroup) -> tuple[str, ...]:
-    first = group.first
-    drawn = f"groups of memes ({first.groups:,} of them)" if first.groups else "memes"
-    notes = [f"Intervals are 95 %, by bootstrap over {drawn}; a meme without an answer is wrong."]
-    for results, _ in group.runs:
-        predictions = (one.prediction for one in results.judged)
-        # By reason, as a run's own output has it: of a hundred malformed replies, the model is to be looked at first.
-        found = Counter(one.reason for one in predictions if one.outcome is not Outcome.ANSWERED and one.reason)
-        if found:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.most_common())
-            notes.append(f"Without an answer, {results.name}: {reasons}.")
-    return (*notes, *traps_in_words(group.caveats))
-
-
-def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
+def _grid(table: Table) -> Iterator[Section]:
     """Shots x inputs, one table for each combination of other differences."""
     # Cells are compared with each other, so that each has to be over all memes.
-    official = group.first.official
-    if any(card.over.get(official, card.n) < card.n for _, card in group.runs):
+    official = table.first.official
+    if any(card.over.get(official, card.n) < card.n for _, card in table.rows):
         official = strict_name(official)
-    kinds: dict[str, list[TaskCard]] = {}
-    for one, card in group.runs:
-        models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
-        orders = "each order of the options" if card.question.rotate else "one order"
+    kinds: dict[str, list[tuple[str, int, str]]] = {}
+    for run, card in table.rows:
+        question, manifest = card.question, run.results.manifest
+        assert question is not None, "only questions are asked in several ways"
+        models = ", ".join(sorted(set(manifest.models.values()))) if manifest else ""
+        orders = "each order of the options" if question.rotate else "one order"
         # A trial has its own evidence, so that it is in no row of inputs.
-        orders = "trials" if card.question.by == Answerer.TRIAL else orders
-        kinds.setdefault(f"{models or card.question.by}, {orders}", []).append(card)
-    for name, cards in kinds.items():
-        by_votes = cards[0].question.by == Answerer.PRECEDENTS
-        shots = sorted({card.question.shots for card in cards})
-        inputs = list(dict.fromkeys("+".join(card.question.inputs) for card in cards))
+        orders = "trials" if question.by == Answerer.TRIAL else orders
+        cell = ("+".join(question.inputs), question.shots, figure(card.figures[official]))
+        kinds.setdefault(f"{models or question.by}, {orders}", []).append(cell)
+    for number, (name, cells) in enumerate(kinds.items()):
+        shots, inputs = sorted({n for _, n, _ in cells}), list(dict.fromkeys(shown for shown, _, _ in cells))
         # A single run, or a single cell, is no grid.
-        if len(cards) < 2 or len(shots) * len(inputs) < 2:
+        if len(cells) < 2 or len(shots) * len(inputs) < 2:
             continue
-        cells: dict[tuple[str, int], list[str]] = {}
-        for card in cards:
-            at = ("+".join(card.question.inputs), card.question.shots)
-            cells.setdefault(at, []).append(figure(card.figures[official]))
-        rows = [["inputs", *("vote" if by_votes else f"{n}-shot" for n in shots)]]
-        rows += [[shown, *("; ".join(cells.get((shown, n), ["–"])) for n in shots)] for shown in inputs]
-        yield Section(
-            key=f"task-{number}-grid-{len(rows)}-{len(shots)}",
-            title=f"{official} by inputs and examples: {name}",
-            rows=tuple(map(tuple, rows)),
-        )
+        by_cell: dict[tuple[str, int], list[str]] = {}
+        for shown, n, value in cells:
+            by_cell.setdefault((shown, n), []).append(value)
+        head = ("inputs", *(f"{n}-shot" for n in shots))
+        rows = ((shown, *("; ".join(by_cell.get((shown, n), [NOTHING])) for n in shots)) for shown in inputs)
+        title = f"{official} by inputs and examples: {name}"
+        yield Section(f"{table.key}-grid-{number}", title, (head, *rows), level=3)
 
 
-def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
+def _choice(group: Group, table: Table) -> Iterator[Section]:
     """The best of several ways of asking, and its selection bias."""
-    runs = [one for one, _ in group.runs if one.finished]
-    questions = {card.question.model_dump_json() for _, card in group.runs}
-    # Runs that asked the same are not alternatives to choose from.
+    runs = [run.results for run, _ in table.rows if run.results.finished]
+    # Ignores the draw, the only difference between repeats, which are not alternatives to choose from.
+    questions = {
+        card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in table.rows if card.question
+    }
     if len(runs) < 2 or len(questions) < len(runs):
         return
+    key, title = f"{table.key}-choice", "Best first"
     try:
         choice = rank_answers(runs)
     except BadRequest as error:
         # Runs on different memes or without the official metric can't be ranked, but reported.
         if error.reason not in ("MEMES_DIFFER", "TOO_FEW_TO_CHOOSE"):
             raise
-        yield Section(f"task-{number}-choice", "Best first", (), notes=(error.message,))
+        yield Section(key, title, notes=(error.message,), level=3)
         return
-    test = group.role is SplitRole.TEST
+    splits = group.card.all_splits() if group.card else ()
+    test = any(one.name == group.split and one.role is SplitRole.TEST for one in splits)
     notes = ("This split is for testing: choose on another, and measure the choice here, once.",) if test else ()
-    yield choice_section(f"task-{number}-choice", "Best first", choice, notes)
+    yield replace(choice_section(key, title, choice, notes), level=3)
 
 
 def choice_section(key: str, title: str, choice: Choice, notes: Sequence[str] = ()) -> Section:
@@ -259,93 +725,15 @@ def choice_section(key: str, title: str, choice: Choice, notes: Sequence[str] = 
     return Section(key, title, tuple(rows), (*others, *choice_in_words(choice), *notes))
 
 
-def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
-    for place, (one, card) in enumerate(group.runs):
-        part = f"AUROC of {card.scored:,}" if card.scored < card.n else "AUROC"
-        head = (*_LABEL_HEAD[:9], part, "AUROC, strict", *_LABEL_HEAD[9:])
-        rows: list[tuple[str, ...]] = [head]
-        rows += [
-            (
-                of.label,
-                f"{of.gold:,}",
-                f"{of.said:,}",
-                figure(of.prevalence),
-                *map(figure, (of.precision, of.recall, of.f1, of.accuracy, of.macro_f1, of.auroc, of.auroc_strict)),
-                figure(of.baseline_accuracy),
-                figure(of.baseline_macro_f1),
-            )
-            for of in card.labels
-        ]
-        yield Section(f"task-{number}-labels-{place}", f"Labels, {one.name}", tuple(rows))
-
-
-def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
-    if group.first.question.multi:
-        return
-    for place, (one, card) in enumerate(group.runs):
-        arrays = answers_of(one).arrays
-        labels = card.question.labels
-        # An extra column for memes without an answer, so that each row adds up to its gold count.
-        predicted = np.column_stack([arrays.predicted, ~arrays.answered]).astype(np.int64)
-        counts = arrays.gold.astype(np.int64).T @ predicted
-        rows: list[tuple[str, ...]] = [("gold \\ said", *labels, "no answer")]
-        rows += [(label, *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]
-        yield Section(f"task-{number}-confusion-{place}", f"Confusion, {one.name}", tuple(rows))
-
-
-def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
-    for place, (one, card) in enumerate(group.runs):
+def _orders(table: Table) -> Iterator[Section]:
+    for run, card in table.rows:
         if not card.by_order:
             continue
         rows: list[tuple[str, ...]] = [("metric", "of most answers", "mean of the orders", "lowest", "highest")]
-        for name, value in card.figures.items():
-            each = [of[name] for of in card.by_order if of.get(name) is not None]
-            known = [value for value in each if value is not None]
+        for name in card.metrics:
+            known = [value for of in card.by_order if (value := of.get(name)) is not None]
             if known:
-                rows.append((name, figure(value), *map(figure, (float(np.mean(known)), min(known), max(known)))))
-        title = f"By the order of the options, {one.name}: {len(card.by_order)} orders"
-        yield Section(f"task-{number}-orders-{place}", title, tuple(rows))
-
-
-def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
-    if len(group.runs) < 2:
-        return
-    (first, _), *others = group.runs
-    # Memes without an answer yet would count as wrong.
-    if not first.finished:
-        return
-    notes: list[str] = []
-    rows = [("run", "memes", "metric", f"less {first.name}'s", "p of McNemar", "it is")]
-    for one, _ in others:
-        if not one.finished:
-            continue
-        try:
-            comparison = compare(one, first)
-        except BadRequest as error:
-            if error.reason != "NOTHING_SHARED":
-                raise
-            rows.append((one.name, "–", "–", "–", "–", "of other memes"))
-            continue
-        if comparison.left_out_a or comparison.left_out_b:
-            notes.append(f"{one.name} is compared on {comparison.n:,} memes, those of both.")
-        difference = comparison.differences.get(comparison.official)
-        words = "within noise" if not comparison.sure else "better" if comparison.better == one.name else "worse"
-        counted, p = f"{comparison.n:,}", f"{comparison.mcnemar_p:.2g}"
-        rows.append((one.name, counted, comparison.official, figure(difference), p, words))
-    if len(rows) > 1:
-        yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows), notes=tuple(notes))
-
-
-def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:
-    """Metrics of some runs; strict forms only if one of the runs has no value for some memes."""
-    names = dict.fromkeys(name for card in cards for name in card.figures)
-    same = {
-        strict_name(name)
-        for name in names
-        if strict_name(name) != name and all(card.over.get(name, card.n) == card.n for card in cards)
-    }
-    return [name for name in names if name not in same]
-
-
-def _over(card: TaskCard, name: str) -> str:
-    return figure_over(card.figures.get(name), card.over.get(name, card.n), card.n)
+                cells = (card.figures[name], float(np.mean(known)), min(known), max(known))
+                rows.append((name, *map(figure, cells)))
+        title = f"By the order of the options, {run.label}: {len(card.by_order)} orders"
+        yield Section(f"{table.key}-{run.key}-orders", title, tuple(rows), level=3)

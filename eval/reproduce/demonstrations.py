@@ -272,19 +272,19 @@ def _labels(data: Path) -> Mapping[str, Any]:
             "accuracy": _mean([gold == answer for gold, answer in pairs]),
             "macro-f1": sum(_f1s(pairs, present)) / len(TARGETS),
         }
-        stance.append({"name": name, "card": {"figures": figures}})
+        stance.append({"run": name, "card": {"figures": figures}})
         signs = [(set(signs_of(one.text, one.badge)), set(answer_signs(one, _READER))) for one in seen]
         binary = [[(str(sign in gold), str(sign in answer)) for gold, answer in signs] for sign in SIGNS]
         figures = {
             "mean-binary-accuracy": _mean([_mean([gold == answer for gold, answer in each]) for each in binary]),
             "mean-binary-macro-f1": _mean([_mean(_f1s(each, ("True", "False"))) for each in binary]),
         }
-        frames.append({"name": name, "card": {"figures": figures}})
+        frames.append({"run": name, "card": {"figures": figures}})
     counts = [sum(target_of(meme.text, meme.badge) == label for meme in memes) for label in TARGETS]
     sign_counts = [sum(sign in signs_of(meme.text, meme.badge) for meme in memes) for sign in SIGNS]
     return {
-        "stance-llava": {"groups": [{"runs": stance}]},
-        "frames-llava": {"groups": [{"runs": frames}]},
+        "stance-llava": {"tables": [{"rows": stance}]},
+        "frames-llava": {"tables": [{"rows": frames}]},
         "describe": {
             "tables": [
                 {"key": "target-by-split", "rows": [["test", len(memes), *counts]]},

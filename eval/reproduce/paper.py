@@ -28,7 +28,7 @@ from eval.runs.results import Results
 from eval.scores.compare import compare
 from eval.scores.means import ResampledMeans, difference_of, mean_of
 from eval.scores.measure import FEWEST_TO_SAY, RESAMPLES, SURE, Figure
-from eval.scores.metrics import card
+from eval.scores.metrics import task_card
 
 
 class ClaimVerdict(StrEnum):
@@ -149,16 +149,16 @@ def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _TestOutcome | st
 
 def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     (arm,) = arms
-    late = card(judged.arms[arm], judged.protocol, resamples=judged.resamples, seed=judged.seed)
-    accuracy = late.strict.accuracy
+    late = task_card(judged.arms[arm], judged.protocol, resamples=judged.resamples, seed=judged.seed)
+    accuracy, majority = late.known("accuracy"), late.baseline["accuracy"] or 0.0
     parts = [
         _better(judged, judged.arms["full"], judged.arms[arm]),
         ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, below(accuracy, 0.5)),
         ClaimPart(
-            f"the same less always saying the more frequent class ({late.majority:.3f})",
-            Figure(*(value - late.majority for value in (accuracy.value, accuracy.low, accuracy.high))),
+            f"the same less always saying the more frequent class ({majority:.3f})",
+            Figure(*(value - majority for value in (accuracy.value, accuracy.low, accuracy.high))),
             None,
-            below(accuracy, late.majority),
+            below(accuracy, majority),
         ),
     ]
     return _whole(parts)

@@ -27,7 +27,7 @@ from eval.runs.plan import Plan
 from eval.runs.results import Results, RunFolder, read_results
 from eval.scores.courses import Rounds, rounds_of
 from eval.scores.measure import RESAMPLES, Figure
-from eval.scores.metrics import Card, card, harm_values
+from eval.scores.metrics import TaskCard, harm_values, task_card
 from eval.session.directory import refuse_others
 from eval.session.engine import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
@@ -280,7 +280,7 @@ class RowOutcome:
     split: str
     arm: str
     target: Target | None
-    card: Card | None
+    card: TaskCard | None
     reached: Reached
     why: str
     calls: float = 0.0
@@ -292,8 +292,10 @@ class RowOutcome:
         """Our accuracy and macro-F1 minus the published ones, in points; None if either is missing."""
         if self.target is None or self.card is None:
             return None
-        ours = self.card.strict
-        return (100 * ours.accuracy.value - self.target.accuracy, 100 * ours.macro_f1.value - self.target.macro_f1)
+        return (
+            100 * self.card.known("accuracy").value - self.target.accuracy,
+            100 * self.card.known("macro-f1").value - self.target.macro_f1,
+        )
 
 
 @dataclass(frozen=True)
@@ -385,7 +387,7 @@ class _Scoring:
         size, arm = (target.size, target.arm) if target else (size, arm)
         scored = None
         if results is not None:
-            scored = card(results, protocol_of(benchmark), seed=self.plan.base.seed)
+            scored = task_card(results, protocol_of(benchmark), seed=self.plan.base.seed)
         reached, why = _reached(target, scored)
         costs = [one.prediction.cost for one in results.judged] if results else []
         return RowOutcome(
@@ -407,27 +409,27 @@ class _Scoring:
         )
 
 
-def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
+def _reached(target: Target | None, scored: TaskCard | None) -> tuple[Reached, str]:
     if target is None:
         return Reached.NONE, "an arm or a model of which nothing is published"
     if scored is None:
         return Reached.NOT_RUN, "not run, or not finished"
     # Before any comparison of intervals: where no confusion matrix gives the published figures, being
     # outside of ours says nothing.
-    if not is_reachable(target, benign=scored.benign, harmful=scored.harmful):
-        classes = f"{scored.benign:,} not harmful and {scored.harmful:,} harmful memes"
+    benign, harmful = scored.gold.values()
+    if not is_reachable(target, benign=benign, harmful=harmful):
+        classes = f"{benign:,} not harmful and {harmful:,} harmful memes"
         why = (
             "the accuracy could occur, but not together with the macro-F1"
             if has_accuracy(target.accuracy, scored.n)
             else "no number of right answers rounds to the accuracy"
         )
         return Reached.UNREACHABLE, f"with {classes}, {why}"
-    ours = scored.strict
     outside = [
         name
         for name, published, figure in (
-            ("accuracy", target.accuracy, ours.accuracy),
-            ("macro-F1", target.macro_f1, ours.macro_f1),
+            ("accuracy", target.accuracy, scored.known("accuracy")),
+            ("macro-F1", target.macro_f1, scored.known("macro-f1")),
         )
         # Published figures are rounded to two places: half of the last one is allowed for.
         if not 100 * figure.low - 0.005 <= published <= 100 * figure.high + 0.005

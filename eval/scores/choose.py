@@ -28,8 +28,7 @@ from eval.scores.measure import (
     value_of,
     weights_of,
 )
-from eval.scores.metrics import Answers, answers_of, question_of
-from eval.scores.task_card import metrics_of
+from eval.scores.metrics import Answers, answers_of, metrics_of, question_of
 
 TOO_FEW_DIFFER = (
     "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "

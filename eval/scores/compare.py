@@ -27,8 +27,7 @@ from eval.scores.measure import (
     right_answers,
     value_of,
 )
-from eval.scores.metrics import answers_of, question_of, shared_answers
-from eval.scores.task_card import metrics_of
+from eval.scores.metrics import answers_of, metrics_of, question_of, shared_answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
-"""Answers of runs as arrays, and the card of figures of verdicts, which answer one task: is the meme harmful?
+"""Answers of runs as arrays, and the card of their figures. Harm is a task like any other, whose answers are verdicts.
 
-Decided figures are over the memes that were given a class, strict ones over all.
+Intervals are 95 %, by percentile bootstrap over memes; if the card names groups (templates, sources), whole groups are
+drawn, since memes of one group are not independent (Field & Welsh 2007).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from itertools import compress
-from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,47 +21,23 @@ from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme, Level, Outcome, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.measure import (
-    NOTHING,
+    BASELINE_FREE,
+    METRICS,
     RESAMPLES,
     Figure,
     Ints,
     TaskArrays,
-    figure,
-    figure_over,
+    counted_memes,
     measure,
     metric_of,
+    strict_name,
     value_of,
 )
 from eval.solvers.question import Question, gold_of
 from retrieval.audit.leakage import number_linked
 
-OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
-"""The columns of a confusion matrix, in this order."""
-
 BINS = 10
 """Largest number of bins of a calibration curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClassScores:
-    """Scores of one class."""
-
-    name: str
-    precision: Figure | None
-    recall: Figure | None
-    f1: Figure
-    """Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn."""
-    support: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Figures of labels over some memes."""
-
-    n: int
-    accuracy: Figure
-    macro_f1: Figure
-    classes: tuple[ClassScores, ClassScores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,57 +51,66 @@ class Bin:
     share_harmful: float
 
 
-Confusion = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
-
-
 @dataclass(frozen=True, slots=True)
-class Card:
-    """All figures of one set of predictions under one protocol."""
+class TaskCard:
+    """All figures of one set of answers to a task: whether memes are harmful, or a question of a data set's card."""
 
-    protocol: Protocol
+    task: str
+    protocol: Protocol | None
+    """Protocol by which gold labels became two classes; None for answers to a question."""
+    question: Question | None
     n: int
-    harmful: int
-    benign: int
     dropped: int
-    """Number of memes that the protocol excludes; not in ``n``."""
-    undecided: int
+    """Number of memes that the protocol excludes, or without a gold label of the task; not in ``n``."""
+    groups: int
+    """Number of groups that the bootstrap drew; 0 if it drew memes."""
+    unanswered: int
+    """Number of memes without an answer, which count as wrong."""
     failed: int
-    coverage: Figure
-    """Share of the ``n`` memes that were given a class."""
-    majority: float
-    majority_macro_f1: float
-    decided: Rates | None
-    """Rates over the memes that were given a class; None if there are none."""
-    strict: Rates
-    """Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not a
-    prediction of the other, so that it lowers accuracy, recall and F1 but not precision."""
-    confusion: Confusion
-    """Counts, gold (not harmful, harmful) x outcomes (:data:`OUTCOMES`)."""
-    scored: int
-    """Number of memes with a score, which memes without a class may have too."""
-    auroc: Figure | None
-    """Area under the ROC curve over ``scored``; None unless these include both classes."""
-    brier: Figure | None
-    """Mean squared difference of score and gold over ``scored``; None if there are none."""
-    calibration: tuple[Bin, ...]
-    """Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal numbers of
-    memes."""
-    ece: float | None
-    levelled: int
-    mmae: Figure | None
-    """Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none."""
-    voted: int
-    vote: Rates | None
-    scored_decided: int
-    auroc_decided: Figure | None
-    auroc_strict: Figure | None
-    """AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other class, as a meme
-    without a class is wrong in ``strict``. None if no meme has a score, or all are of one class."""
-    groups: int = 0
-    """Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes."""
+    """Number of these that failed instead of being left open."""
+    figures: Mapping[str, Figure | None]
+    """Figures over all memes by metric, the official one first, then those of each label; None if undefined. A meme
+    without an answer is wrong: never a hit, and a miss of its gold labels."""
+    decided: Mapping[str, Figure | None]
+    """Some of these figures over the memes that have an answer; empty if there are none."""
+    over: Mapping[str, int]
+    """Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes have
+    none. Their strict forms are over all."""
+    baseline: Mapping[str, float | None]
+    """Figures of a constant answer, the least that a system has to beat."""
+    baseline_words: str
+    gold: Mapping[str, int]
+    """Number of memes that have each label."""
+    said: Mapping[str, int]
+    """Number of memes that were given each label."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Counts of memes by gold label (rows), and by label, left open, failed (columns); empty if a meme may have several
+    labels."""
+    voted: int = 0
+    vote: Mapping[str, Figure | None] = field(default_factory=dict)
+    """Figures of the precedents' vote over the ``voted`` memes."""
+    calibration: tuple[Bin, ...] = ()
+    """Calibration of the harm scores in rising order, in at most :data:`BINS` bins of nearly equal numbers of memes."""
+    ece: float | None = None
     mistrials: int = 0
-    strict_without_mistrials: Figure | None = None
-    """Strict accuracy over the others; None if there are no mistrials, or nothing else."""
+    sound: Figure | None = None
+    """Accuracy without the mistrials; None if there are none, or nothing else."""
+    by_order: tuple[Mapping[str, float | None], ...] = ()
+    """Values of the metrics for each order of the options, if the question was asked with several."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that the card is about, without those of each label."""
+        return list(self.over)
+
+    @property
+    def official(self) -> str:
+        """Metric that the data set's authors rank by; the first one if the card names none."""
+        return self.metrics[0]
+
+    def known(self, name: str) -> Figure:
+        """Returns the figure of a metric that has a value on any memes, such as the accuracy."""
+        return known_figure(self.figures[name])
 
 
 def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
@@ -175,8 +161,25 @@ def faults_of(results: Results) -> Iterator[tuple[VerdictFault, Judged]]:
 
 HARM = ("not harmful", "harmful")
 """Labels of the task that trials answer."""
-_KINDS = ("precision", "recall", "f1")
-_RATES = ("accuracy", "macro-f1", *(f"{kind}:{label}" for label in HARM for kind in _KINDS))
+KINDS = ("precision", "recall", "f1")
+"""Figures of each label."""
+KINDS_OF_MANY = ("binary-accuracy", "binary-macro-f1", "auroc", "auroc-strict")
+"""Further figures of each label; of two labels, of which each meme has one, they are those of the whole answer."""
+DECIDED = ("accuracy", "exact", "macro-f1", "auroc")
+"""Figures that a card has over the answered memes too."""
+SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
+MULTI = (
+    "mean-binary-accuracy",
+    "mean-binary-macro-f1",
+    "macro-f1",
+    "micro-f1",
+    "weighted-f1",
+    "jaccard",
+    "masi",
+    "exact",
+)
+SCORED = ("auroc", "micro-auroc", "brier")
+"""Metrics of probabilities, added if there are any."""
 
 
 def verdict_arrays(pairs: Sequence[tuple[bool, Judged]]) -> TaskArrays:
@@ -338,111 +341,167 @@ def harm_values(gold: Sequence[bool], predicted: Sequence[bool]) -> tuple[float,
     return accuracy, macro_f1
 
 
-def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
-    """Scores all predictions under one protocol.
+def task_card(
+    results: Results, protocol: Protocol | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+) -> TaskCard:
+    """Scores verdicts under a protocol or, without one, the answers to a run's question.
 
     The resamples of each figure start from the same seed, so that no figure depends on which others are computed.
 
     Raises:
-        BadRequest: The protocol leaves no meme to score.
+        BadRequest: No meme is left to score, the run has no such answers, or a metric of the card is unknown.
         ValueError: The protocol is not for a data set of this kind.
     """
     answers = answers_of(results, protocol)
+    question = None if protocol else question_of(results)
     judged, arrays, groups = answers.judged, answers.arrays, answers.groups
-    pairs = [(bool(gold), one) for gold, one in zip(arrays.gold[:, 1], judged, strict=True)]
+    multi, labels, n = question is not None and question.multi, arrays.labels, len(judged)
+    # Which metrics apply depends on the answers too: only some runs have probabilities, only some data sets have
+    # several annotators.
+    scored = bool((~np.isnan(arrays.scores)).any())
+    usual = (
+        metrics_of(question, scored=scored, votes=arrays.votes is not None)
+        if question
+        else ("accuracy", "macro-f1", "coverage", *(("auroc", "brier") if scored else ()))
+    )
+    # Next to a metric over some memes stands its form over all.
+    names = tuple(dict.fromkeys(form for name in usual for form in (name, strict_name(name))))
+    kinds = (*KINDS, *(KINDS_OF_MANY if multi or len(labels) > 2 else ()))
     measured = partial(measure, resamples=resamples, seed=seed)
-    more = ("coverage", "auroc:harmful", "auroc-strict:harmful", "brier")
-    # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
-    found = measured(arrays, (*_RATES, *more), groups)
-    decided = measured(arrays, (*_RATES, "auroc:harmful"), groups, only=arrays.answered)
-    outcomes = [OUTCOMES.index(one.prediction.outcome) for one in judged]
-    cells = np.bincount(len(OUTCOMES) * arrays.gold[:, 1] + outcomes, minlength=2 * len(OUTCOMES)).reshape(2, -1)
-    n, harmful = len(pairs), int(arrays.gold[:, 1].sum())
-    # The score of a constant answer on this split, which is the least that a system has to beat.
-    majority = max(harmful, n - harmful) / n
-    sound = [(gold, one) for gold, one in pairs if not one.prediction.mistrial]
-    apart = {}
-    if sound and len(sound) < n:
-        apart = measured(verdict_arrays(sound), ("accuracy",), group_numbers_of([one for _, one in sound]))
-    voted = [(gold, one) for gold, one in pairs if one.prediction.vote_harmful is not None]
-    votes = harm_arrays([gold for gold, _ in voted], [one.prediction.vote_harmful for _, one in voted])
-    vote = measured(votes, _RATES, group_numbers_of([one for _, one in voted])) if voted else {}
-    with_score = ~np.isnan(arrays.scores[:, 1])
-    scored = [(gold, score) for gold, one in pairs if (score := one.prediction.score) is not None]
-    bins = _calibration(scored)
-    levelled, mmae = _mmae(judged, resamples, seed)
-    return Card(
+    figures = measured(arrays, (*names, *(f"{kind}:{label}" for label in labels for kind in kinds)), groups)
+    decided = {name: figures[name] for name in DECIDED if name in names}
+    if not arrays.answered.all():
+        # The same draw as of all memes: how many are answered varies in it as it does among memes.
+        decided = measured(arrays, tuple(decided), groups, only=arrays.answered) if arrays.answered.any() else {}
+    over = {name: counted_memes(name, arrays) for name in names}
+    always, words = baseline_of(arrays, multi=multi)
+    failed = np.array([one.prediction.outcome is Outcome.FAILED for one in judged])
+    said = np.column_stack([arrays.predicted, ~arrays.answered & ~failed, failed]).astype(np.int64)
+    of_verdicts: dict[str, Any] = {}
+    if protocol is not None:
+        of_verdicts = _verdict_figures(judged, arrays, measured)
+        if (levels := _level_arrays(judged)) is not None:
+            levelled, of_levels = levels
+            figures |= measured(of_levels, ("mmae",), group_numbers_of(levelled))
+            over["mmae"] = len(levelled)
+    return TaskCard(
+        task=answers.task,
         protocol=protocol,
+        question=question,
         n=n,
-        harmful=harmful,
-        benign=n - harmful,
         dropped=len(results.judged) - n,
-        undecided=int(cells[:, 2].sum()),
-        failed=int(cells[:, 3].sum()),
-        coverage=known_figure(found["coverage"]),
-        majority=majority,
-        # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
-        majority_macro_f1=majority / (1 + majority),
-        decided=_rates(decided, arrays.at(arrays.answered)) if arrays.answered.any() else None,
-        strict=_rates(found, arrays),
-        confusion=(_row(cells[0]), _row(cells[1])),
-        scored=len(scored),
-        auroc=found["auroc:harmful"],
-        brier=found["brier"],
-        calibration=bins,
-        # Weighted by the size of each bin, as ties make bins uneven.
-        ece=sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / len(scored) if scored else None,
-        levelled=levelled,
-        mmae=mmae,
-        voted=len(voted),
-        vote=_rates(vote, votes) if voted else None,
-        scored_decided=int((with_score & arrays.answered).sum()),
-        auroc_decided=decided["auroc:harmful"],
-        auroc_strict=found["auroc-strict:harmful"],
         groups=0 if groups is None else int(groups.max()) + 1,
-        mistrials=n - len(sound),
-        strict_without_mistrials=known_figure(apart["accuracy"]) if apart else None,
+        unanswered=int((~arrays.answered).sum()),
+        # Left open and failed both count as wrong; they are told apart because only a failure may be
+        # cured by trying again.
+        failed=int(failed.sum()),
+        figures=figures,
+        decided=decided,
+        over=over,
+        baseline={
+            # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an
+            # artefact of the code.
+            name: None if name in BASELINE_FREE else value_of(metric_of(name, labels), always)
+            for name in names
+        },
+        baseline_words=words,
+        gold=dict(zip(labels, arrays.gold.sum(axis=0).tolist(), strict=True)),
+        said=dict(zip(labels, arrays.predicted.sum(axis=0).tolist(), strict=True)),
+        confusion=() if multi else tuple(map(tuple, (arrays.gold.astype(np.int64).T @ said).tolist())),
+        by_order=_by_order(judged, arrays, question, names) if question else (),
+        **of_verdicts,
     )
 
 
-def noise(n: int, accuracy: float) -> float:
-    """Half the width of a 95 % interval of an accuracy on ``n`` memes, by the normal approximation.
+def _verdict_figures(
+    judged: Sequence[Judged], arrays: TaskArrays, measured: Callable[..., dict[str, Figure | None]]
+) -> dict[str, Any]:
+    """Fields of a card that only verdicts have: the precedents' vote, calibration, and mistrials."""
+    gold = arrays.gold[:, HARM.index("harmful")].tolist()
+    pairs = list(zip(gold, judged, strict=True))
+    sound = [(harmful, one) for harmful, one in pairs if not one.prediction.mistrial]
+    apart = {}
+    if sound and len(sound) < len(pairs):
+        apart = measured(verdict_arrays(sound), ("accuracy",), group_numbers_of([one for _, one in sound]))
+    voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
+    votes = harm_arrays([harmful for harmful, _ in voted], [one.prediction.vote_harmful for _, one in voted])
+    vote_of = group_numbers_of([one for _, one in voted])
+    bins = _calibration([(harmful, score) for harmful, one in pairs if (score := one.prediction.score) is not None])
+    scored = sum(one.n for one in bins)
+    return {
+        "voted": len(voted),
+        "vote": measured(votes, ("accuracy", "macro-f1"), vote_of) if voted else {},
+        "calibration": bins,
+        # Weighted by the size of each bin, as ties make bins uneven.
+        "ece": sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / scored if bins else None,
+        "mistrials": len(pairs) - len(sound),
+        "sound": apart.get("accuracy"),
+    }
 
-    The uncertainty of a small test set: on 354 memes, 82 % plus or minus 4 points.
 
-    Raises ValueError: There is no meme, or the accuracy is not between 0 and 1.
+def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
+    """Raises BadRequest if a card names a metric that does not exist for its task; empty names are ignored."""
+    for name in filter(None, names):
+        try:
+            metric_of(name, labels)
+        except KeyError:
+            raise BadRequest(
+                f"The card's task {task} names the metric {name!r}. There are: {', '.join(METRICS)}; and "
+                "f1, precision, recall or auroc with a label, such as f1:LABEL.",
+                reason="METRIC_UNKNOWN",
+            ) from None
+
+
+def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
+    """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
+
+    Raises BadRequest: The card names an unknown metric.
     """
-    # A share outside of [0, 1] would give the root of a negative number.
-    if n < 1 or not 0 <= accuracy <= 1:
-        raise ValueError("noise needs at least one meme, and an accuracy between 0 and 1")
-    return 1.96 * sqrt(accuracy * (1 - accuracy) / n)
+    require_metrics(question.task, question.labels, question.official, *question.metrics)
+    usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
+    # The card's own metrics come before the usual ones, since the first is the one that authors rank by.
+    named = (*((question.official,) if question.official else ()), *question.metrics)
+    also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
+    # A usual metric that the card names too is computed once, at its earlier position.
+    return tuple(dict.fromkeys((*named, *usual, *also)))
 
 
-def _row(counts: Ints) -> tuple[int, int, int, int]:
-    first, second, third, fourth = (int(count) for count in counts)
-    return first, second, third, fourth
+def baseline_of(arrays: TaskArrays, *, multi: bool = False) -> tuple[TaskArrays, str]:
+    """The baseline's constant answers, and their description: the most frequent label, or none if there may be none."""
+    always = np.zeros_like(arrays.predicted)
+    if multi:
+        return arrays.replaced(always), "always none"
+    # Ties go to the first, as in `argmax`: the order of the labels decides, not the order of the memes.
+    most = int(arrays.gold.sum(axis=0).argmax())
+    always[:, most] = True
+    return arrays.replaced(always), f"always {arrays.labels[most]}"
+
+
+def _by_order(
+    judged: Sequence[Judged], arrays: TaskArrays, question: Question, names: Sequence[str]
+) -> tuple[Mapping[str, float | None], ...]:
+    """Metrics of the answers to each order of the options; a meme without an answer has none for any order."""
+    turns = len(question.orders)
+    if turns == 1:
+        return ()
+    answers = [one.prediction.said.get(question.task) for one in judged]
+    found = []
+    for turn in range(turns):
+        predicted = label_flags(
+            [a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels
+        )
+        # Probabilities were averaged over the orders and belong to none of them.
+        in_order = replace(arrays, predicted=predicted, scores=np.full(arrays.scores.shape, np.nan))
+        found.append(
+            {name: value_of(metric_of(name, question.labels), in_order) for name in names if name not in BASELINE_FREE}
+        )
+    return tuple(found)
 
 
 def known_figure(figure: Figure | None) -> Figure:
     """The figure of a metric that has a value on any memes."""
     assert figure is not None, "shares of all memes have a value"
     return figure
-
-
-def _rates(found: Mapping[str, Figure | None], arrays: TaskArrays) -> Rates:
-    classes = [class_scores(found, label, int(arrays.gold[:, place].sum())) for place, label in enumerate(HARM)]
-    return Rates(
-        n=len(arrays.answered),
-        accuracy=known_figure(found["accuracy"]),
-        macro_f1=known_figure(found["macro-f1"]),
-        classes=(classes[0], classes[1]),
-    )
-
-
-def class_scores(found: Mapping[str, Figure | None], label: str, support: int) -> ClassScores:
-    """Scores of one class, from figures by the names of their metrics."""
-    precision, recall, f1 = (found[f"{kind}:{label}"] for kind in _KINDS)
-    return ClassScores(name=label, precision=precision, recall=recall, f1=known_figure(f1), support=support)
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
@@ -471,84 +530,14 @@ def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
     )
 
 
-def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Figure | None]:
+def _level_arrays(judged: Sequence[Judged]) -> tuple[list[Judged], TaskArrays] | None:
+    """Memes whose level of harm is known and was predicted, with both as arrays; None if there are none."""
     levelled = [one for one in judged if one.meme.level is not None and one.prediction.level is not None]
-    n = len(levelled)
-    if not n:
-        return 0, None
+    if not levelled:
+        return None
     gold, predicted = (
         np.array(levels)[:, None] == np.arange(len(Level))
         for levels in zip(*((one.meme.level, one.prediction.level) for one in levelled), strict=True)
     )
-    scores = np.full((n, len(Level)), np.nan)
-    arrays = TaskArrays(
-        tuple(level.name for level in Level), gold, predicted, np.ones(n, dtype=np.bool_), scores=scores
-    )
-    return n, measure(arrays, ("mmae",), group_numbers_of(levelled), resamples=resamples, seed=seed)["mmae"]
-
-
-def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """Cards side by side, one per column: counts, figures and baselines."""
-    rows: list[tuple[str, ...]] = [("", *(name for name, _ in cards))]
-
-    def row(title: str, cells: list[str]) -> None:
-        if any(cell != NOTHING for cell in cells):
-            rows.append((title, *cells))
-
-    each = [card for _, card in cards]
-    strict = [None if name in unfinished else card.strict for name, card in cards]
-    decided = [card.decided for card in each]
-    row("protocol", [str(card.protocol) for card in each])
-    row("memes", [f"{card.n:,}: {card.harmful:,} harmful, {card.benign:,} not" for card in each])
-    row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else NOTHING for card in each])
-    row("undecided, failed", [f"{card.undecided:,}, {card.failed:,}" for card in each])
-    row("coverage", [figure(card.coverage) for card in each])
-    for kind, rates in (("strict", strict), ("decided", decided)):
-        row(f"accuracy, {kind}", [figure(one.accuracy if one else None) for one in rates])
-        row(f"macro-F1, {kind}", [figure(one.macro_f1 if one else None) for one in rates])
-    for place, name in enumerate(("not harmful", "harmful")):
-        for kind, rates in (("strict", strict), ("decided", decided)):
-            for field in ("precision", "recall", "f1"):
-                title = f"{name}: {'F1' if field == 'f1' else field}, {kind}"
-                row(title, [figure(getattr(one.classes[place], field) if one else None) for one in rates])
-    row("AUROC", [figure_over(card.auroc, card.scored, card.n) for card in each])
-    row("AUROC, decided", [figure_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
-    row("AUROC, strict", [figure(None if name in unfinished else card.auroc_strict) for name, card in cards])
-    row("Brier", [figure_over(card.brier, card.scored, card.n) for card in each])
-    row("ECE", [figure_over(card.ece, card.scored, card.n) for card in each])
-    row("MMAE", [figure_over(card.mmae, card.levelled, card.n) for card in each])
-    row("majority: accuracy", [figure(card.majority) for card in each])
-    row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
-    row("precedent vote: accuracy", [_vote(card, "accuracy") for card in each])
-    row("precedent vote: macro-F1", [_vote(card, "macro_f1") for card in each])
-    return tuple(rows)
-
-
-def confusion_rows(card: Card) -> tuple[tuple[str, ...], ...]:
-    """Confusion counts, with a row per gold label and a column per outcome."""
-    words = [word(outcome) for outcome in OUTCOMES]
-    counts = (tuple(f"{n:,}" for n in row) for row in card.confusion)
-    return (
-        ("gold \\ said", *words),
-        *((name, *row) for name, row in zip(words[:2], counts, strict=True)),
-    )
-
-
-def noise_in_words(card: Card) -> str:
-    """Describes how much the strict accuracy would vary with another sample of the same size."""
-    accuracy = card.strict.accuracy
-    # The normal approximation has no width at 0 and 1, and assumes that memes of a group are independent.
-    if accuracy.value in (0.0, 1.0) or card.groups:
-        known, within = f"to lie between {accuracy.low:.3f} and {accuracy.high:.3f}", "a difference within that"
-    else:
-        known, within = f"to about ±{100 * noise(card.n, accuracy.value):.1f} points", "less than that"
-    memes = f"{card.n:,} meme{'' if card.n == 1 else 's'}"
-    return (
-        f"With {memes} an accuracy of {accuracy.value:.3f} is known {known}; {within} between two systems is "
-        "noise unless they are compared meme by meme."
-    )
-
-
-def _vote(card: Card, field: str) -> str:
-    rates: Rates | None = card.vote
-    return figure_over(getattr(rates, field), card.voted, card.n) if rates else NOTHING
+    scores, answered = np.full(gold.shape, np.nan), np.ones(len(levelled), dtype=np.bool_)
+    return levelled, TaskArrays(tuple(level.name for level in Level), gold, predicted, answered, scores=scores)

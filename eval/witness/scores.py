@@ -5,7 +5,7 @@ A claim is answered like a question with two labels; intervals are 95 %, by perc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from eval.datasets.claims import Gold
 from eval.reports.sections import Section
 from eval.scores.means import difference_of, share_of
 from eval.scores.measure import RESAMPLES, Figure, TaskArrays, figure, listed, measure
-from eval.scores.metrics import ClassScores, class_scores, known_figure
+from eval.scores.metrics import KINDS, known_figure
 from eval.solvers.witness import Arm, CheckedClaim
 from eval.witness.run import WitnessManifest
 
@@ -51,10 +51,10 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
     row("accuracy, less witness's", [figure(card.against) for card in cards])
     row("macro-F1", [figure(card.macro_f1) for card in cards])
     row("weighted F1", [figure(card.weighted_f1) for card in cards])
-    for place, name in ((1, "True"), (0, "False")):
-        for field in ("precision", "recall", "f1"):
-            title = f"{name}: {'F1' if field == 'f1' else field}"
-            row(title, [figure(getattr(card.labels[place], field)) for card in cards])
+    for label in reversed(_LABELS):
+        for kind in KINDS:
+            title = f"{label}: {'F1' if kind == 'f1' else kind}"
+            row(title, [figure(card.by_label[f"{kind}:{label}"]) for card in cards])
     row("coverage", [figure(card.coverage) for card in cards])
     row("not attempted", [figure(card.not_attempted) for card in cards])
     row("accuracy of answers", [figure(card.decided_accuracy) for card in cards])
@@ -78,8 +78,8 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
 _ABSTAINED, _FAILED = 2, 3
 """Columns of a confusion matrix beside the answers false and true."""
 _LABELS = ("False", "True")
-_PER_LABEL = tuple(f"{kind}:{label}" for label in _LABELS for kind in ("precision", "recall", "f1"))
-_BEARS: dict[ClaimLabel | None, str] = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
+_PER_LABEL = tuple(f"{kind}:{label}" for label in _LABELS for kind in KINDS)
+_BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,10 @@ class WitnessCard:
     macro_f1: Figure
     weighted_f1: Figure
     """Mean F1 of both labels, weighted by the number of claims with each."""
-    labels: tuple[ClassScores, ClassScores]
-    """Scores of the labels False and True."""
+    by_label: Mapping[str, Figure | None]
+    """Precision, recall and F1 of both labels, such as ``f1:True``."""
+    unknown_abstained: float | None
+    """Share of ``unknown`` on which it abstained; None if there are none."""
     against: Figure | None
     """Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it."""
     citations: Citations
@@ -159,13 +161,14 @@ def _card(
     names = ("coverage", "accuracy", "macro-f1", "weighted-f1", *_PER_LABEL)
     found = measure(arrays, names, None, resamples=resamples, seed=seed)
     decided = measure(arrays, ("accuracy",), None, only=arrays.answered, resamples=resamples, seed=seed)
-    support = gold.sum(axis=0).tolist()
+    unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
     coverage = known_figure(found["coverage"])
 
     return WitnessCard(
         arm=arm,
-        n=len(lines),
-        true=support[1],
+        n=len(known),
+        true=int(gold[:, 1].sum()),
+        unknown=len(unknown),
         abstained=predicted.count(_ABSTAINED),
         failed=predicted.count(_FAILED),
         coverage=coverage,
@@ -174,8 +177,9 @@ def _card(
         decided_accuracy=decided["accuracy"],
         macro_f1=known_figure(found["macro-f1"]),
         weighted_f1=known_figure(found["weighted-f1"]),
-        labels=(class_scores(found, "False", support[0]), class_scores(found, "True", support[1])),
-        against=difference_of(_right(lines), _right(baseline), resamples=resamples, seed=seed),
+        by_label={name: found[name] for name in _PER_LABEL},
+        unknown_abstained=sum(_column(one) == _ABSTAINED for one in unknown) / len(unknown) if unknown else None,
+        against=difference_of(_right(known), _right(baseline), resamples=resamples, seed=seed),
         citations=_citations(lines, resamples, seed),
         calls=_mean([one.calls for one in lines]),
         tokens=_mean([one.tokens_in + one.tokens_out for one in lines]),

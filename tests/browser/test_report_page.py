@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import ImageChops, ImageStat
 
-from eval.reports.verdicts import gather
+from eval.reports.tasks import gather
 from eval.runs.results import read_results
 from tests.browser.conftest import reload_until_restored, violations
 from tests.support.report_page import Opened, as_html, luminance

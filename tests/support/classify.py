@@ -43,8 +43,8 @@ def classify(data, out, *words, code=0):
 
 
 def figures(ran):
-    (group,) = json.loads(ran.stdout)["groups"]
-    return {run["name"]: run["card"] for run in group["runs"]}
+    (table,) = json.loads(ran.stdout)["tables"]
+    return {row["run"]: row["card"] for row in table["rows"]}
 
 
 def words(request):

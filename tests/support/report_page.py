@@ -12,9 +12,8 @@ from eval.arena.board_sections import board_lead, board_sections, board_title
 from eval.arena.leaderboard import Leaderboard
 from eval.probe.report import ProbeReport
 from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
-from eval.reports import sections
+from eval.reports import sections, tasks
 from eval.reports.details import details_sections
-from eval.reports.verdicts import Report, faults_sections, verdicts_lead, verdicts_sections, verdicts_title
 
 
 class Opened:
@@ -57,21 +56,21 @@ def luminance(colour):
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
-def as_terminal(report: Report) -> str:
-    """A report on runs of trials in a terminal."""
-    return sections.as_text(verdicts_lead(report), [*verdicts_sections(report), *faults_sections(report)])
+def as_terminal(report: tasks.Report) -> str:
+    """A report on runs in a terminal."""
+    return sections.as_text(tasks.lead_of(report), [*tasks.sections_of(report), *tasks.faults_sections(report)])
 
 
-def as_markdown(report: Report) -> str:
-    """A report on runs of trials as Markdown."""
-    shown = [*verdicts_sections(report), *details_sections(report)]
-    return sections.as_markdown(verdicts_title(report), verdicts_lead(report), shown)
+def as_markdown(report: tasks.Report) -> str:
+    """A report on runs as Markdown."""
+    shown = [*tasks.sections_of(report), *details_sections(report)]
+    return sections.as_markdown(report.title, tasks.lead_of(report), shown)
 
 
-def as_html(report: Report, *, pictures: bool = True) -> str:
-    """A report on runs of trials as a page."""
-    shown = [*verdicts_sections(report, page=True), *details_sections(report, page=True, pictures=pictures)]
-    return sections.as_page(verdicts_title(report), verdicts_lead(report), shown)
+def as_html(report: tasks.Report, *, pictures: bool = True) -> str:
+    """A report on runs as a page."""
+    shown = [*tasks.sections_of(report, page=True), *details_sections(report, page=True, pictures=pictures)]
+    return sections.as_page(report.title, tasks.lead_of(report), shown)
 
 
 def board_text(board: Leaderboard) -> str:

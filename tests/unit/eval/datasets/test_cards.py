@@ -242,7 +242,7 @@ def test_custom_card_is_named_by_its_file(tmp_path):
         cli, ["score", str(answers), "--dataset", str(card), "--data", str(tmp_path), "--split", "all", "--json"]
     )
     assert scored.exit_code == 0, scored.output
-    assert json.loads(scored.output)["cards"][0]["strict"]["accuracy"]["value"] == 0.75
+    assert json.loads(scored.output)["tables"][0]["rows"][0]["card"]["figures"]["accuracy"]["value"] == 0.75
 
 
 def harm_c(root: Path) -> Path:

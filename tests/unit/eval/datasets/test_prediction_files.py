@@ -244,6 +244,6 @@ def test_command_scores_a_log(tmp_path, inspect):
     for scorer, right in (("x", 1), ("y", 0)):
         done = CliRunner().invoke(cli, [str(word) for word in [*words, "--scorer", scorer]])
         assert done.exit_code == 0, done.output
-        assert json.loads(done.output)["cards"][0]["strict"]["accuracy"]["value"] == right
+        assert json.loads(done.output)["tables"][0]["rows"][0]["card"]["figures"]["accuracy"]["value"] == right
     done = CliRunner().invoke(cli, [str(word) for word in [*words, "--scorer", "z"]])
     assert done.exit_code == 1 and "It has: x, y." in done.output

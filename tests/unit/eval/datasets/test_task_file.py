@@ -145,7 +145,7 @@ def test_command_scores_answers_and_reports_missing_ones(tmp_path):
         "Of 1 meme of the split the file says nothing" in output and "Columns that nothing was read from: why" in output
     )
     found = json.loads(invoke("--task", "mood", "--json"))
-    (run,) = found["groups"][0]["runs"]
+    (run,) = found["tables"][0]["rows"]
     # Five of the eight marks are right; the meme missing from the file has none.
     assert run["card"]["figures"]["mean-binary-accuracy"]["value"] == pytest.approx(5 / 8)
     assert run["card"]["unanswered"] == 1 and found["missing"] == ["m3"]

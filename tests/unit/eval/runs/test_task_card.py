@@ -11,13 +11,13 @@ from scipy.stats import binomtest
 from court.errors import BadRequest
 from eval.datasets.items import Outcome, Prediction, TaskAnswer
 from eval.reports.label_sections import noise_section, subgroup_sections
-from eval.reports.tasks import as_json, gather_tasks, sections_of
+from eval.reports.tasks import gather, sections_of
 from eval.runs.results import Judged
 from eval.scores.choose import rank_answers
 from eval.scores.compare import compare, in_words
 from eval.scores.label_noise import find_task_noise
+from eval.scores.metrics import task_card
 from eval.scores.subgroups import NONE, SHARES, subgroup_tables
-from eval.scores.task_card import task_card
 from eval.solvers.labelling import settle
 from eval.solvers.vote import _groups
 from retrieval.library.manifest import LabelledMeme
@@ -26,28 +26,30 @@ from tests.support.task_card import CARD, PAIRS, QUESTION, meme, results
 
 def test_label_figures_of_0_or_1_have_the_exact_interval_of_their_memes():
     card = task_card(results(PAIRS), resamples=500)
-    against, neither = card.labels[1:]
-    for figure, count in ((against.precision, 4), (neither.recall, 2), (neither.f1, 2)):
+    for name, count in (("precision:against", 4), ("recall:neither", 2), ("f1:neither", 2)):
+        figure = card.figures[name]
         exact = binomtest(round(figure.value * count), count).proportion_ci(method="exact")
         assert (figure.low, figure.high) == pytest.approx((exact.low, exact.high))
-    assert neither.precision is None
+    assert card.figures["precision:neither"] is None
     right = task_card(results([("for", "for")] * 3 + [("against", "against")] * 2), resamples=200)
     for name in ("accuracy", "micro-f1", "weighted-f1"):
         assert (right.figures[name].low, right.figures[name].high) == pytest.approx((0.025 ** (1 / 5), 1))
-    assert right.labels[0].accuracy.low == pytest.approx(0.025 ** (1 / 5))
+    assert right.figures["binary-accuracy:for"].low == pytest.approx(0.025 ** (1 / 5))
     # Memes of a group are not independent: four memes of two groups count as two observations.
     grouped = task_card(results(PAIRS, group=["a", "b"] * 11), resamples=500)
-    precision = grouped.labels[1].precision
+    precision = grouped.figures["precision:against"]
     assert (precision.low, precision.high) == pytest.approx((0.025 ** (1 / 2), 1))
 
 
 def test_label_means_below_1_have_intervals_as_wide_as_their_memes_require():
     one = task_card(results([("for", "for")]), resamples=50)
-    assert (one.figures["macro-f1"].value, one.labels[0].macro_f1.value) == pytest.approx((1 / 3, 1 / 2))
-    for figure in (one.figures["macro-f1"], one.labels[0].macro_f1):
+    for name, value in (("macro-f1", 1 / 3), ("binary-macro-f1:for", 1 / 2)):
+        figure = one.figures[name]
+        assert figure.value == pytest.approx(value)
         assert (figure.low, figure.high) == pytest.approx((0.025 * figure.value, figure.value))
     # A label that is rightly denied everywhere, whatever is wrong elsewhere.
-    denied = task_card(results([("for", "for"), ("for", "against")]), resamples=50).labels[2].macro_f1
+    partly = task_card(results([("for", "for"), ("for", "against")]), resamples=50)
+    denied = partly.figures["binary-macro-f1:neither"]
     assert (denied.value, denied.low, denied.high) == pytest.approx((0.5, 0.5 * 0.025 ** (1 / 2), 0.5))
     # Half right, and the same in every resample of a single meme.
     several = QUESTION.model_copy(update={"kind": "multi"})
@@ -86,10 +88,9 @@ def test_unanswered_memes_are_wrong_and_the_baseline_is_the_most_frequent_label(
     assert card.figures["accuracy"].value == pytest.approx(16 / 22)
     assert card.figures["accuracy"].low < 16 / 22 < card.figures["accuracy"].high
     assert (card.baseline_words, card.baseline["accuracy"]) == ("always for", pytest.approx(12 / 22))
-    against = card.labels[1]
-    assert (against.gold, against.said, against.recall.value, against.precision.value) == (8, 4, 0.5, 1.0)
-    assert against.baseline_accuracy == pytest.approx(14 / 22)
-    assert card.labels[2].precision is None and card.labels[2].f1.value == 0
+    assert (card.gold["against"], card.said["against"]) == (8, 4)
+    assert [card.figures[f"{kind}:against"].value for kind in ("recall", "precision")] == [0.5, 1.0]
+    assert card.figures["precision:neither"] is None and card.figures["f1:neither"].value == 0
 
 
 def test_drawing_memes_of_a_group_together_widens_the_interval():
@@ -201,12 +202,12 @@ def test_run_that_leaves_the_harder_half_open_is_not_better(official):
         replace(run, manifest=run.manifest.model_copy(update={"question": run.question.model_copy(update=more)}))
         for run, more in ((whole, {}), (half, {"shots": 2}))
     ]
-    sections = {section.key: section for section in sections_of(gather_tasks(runs))}
-    rows = {row[0]: row for row in sections["task-1-figures-0"].rows}
+    sections = {section.key: section for section in sections_of(gather(runs))}
+    rows = {row[0]: row for row in sections["group-1-stance-figures-0"].rows}
     assert rows[f"{official} (official)"][2].endswith(" of 40") and " of " not in rows[strict][2]
-    assert sections["task-1-grid-2-2"].title.startswith(strict)
-    assert sections["task-1-compared"].rows[1][2] == strict and sections["task-1-compared"].rows[1][-1] == "worse"
-    assert "AUROC of 40" in sections["task-1-labels-1"].rows[0]
+    assert sections["group-1-stance-grid-0"].title.startswith(strict)
+    compared = sections["group-1-stance-contrasts"].rows
+    assert compared[0][3] == strict and (compared[-1][:2], compared[-1][-1]) == (("half", "whole"), "worse")
 
 
 def test_majority_of_answers_decides_and_the_first_of_equals():
@@ -233,8 +234,8 @@ def test_groups_are_left_out_together_if_there_are_enough():
 def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
     run = results(PAIRS)
     run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
-    groups = gather_tasks([run])
-    (section,) = (candidate for candidate in sections_of(groups) if candidate.key == "task-1-published")
+    report = gather([run])
+    (section,) = (candidate for candidate in sections_of(report) if candidate.key == "group-1-stance-published")
     head, ours, *theirs = section.rows
     assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa")
     assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
@@ -249,12 +250,10 @@ def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
         "odd: B.",
         "From a talk: C.",
     )
-    (document,) = as_json(groups)
-    assert [row["system"] for row in document["published"]] == ["A", "B", "C"]
-    (figures, *_) = sections_of(groups)
-    assert "On this data set: they are few." in figures.notes
+    title, figures, *_ = sections_of(report)
+    assert "On this data set: they are few." in title.notes
     assert "Without an answer, run: 2 REPLY_CUT." in figures.notes
-    assert not any("published" in section.key for section in sections_of(gather_tasks([results(PAIRS)])))
+    assert not any("published" in section.key for section in sections_of(gather([results(PAIRS)])))
 
 
 def test_subgroup_tables_show_accuracy_and_each_label():
@@ -343,14 +342,11 @@ def test_report_compares_runs_on_the_memes_they_share():
         Judged(judged.meme.model_copy(update={"id": f"x{judged.meme.id}"}), judged.prediction)
         for judged in apart.judged
     )
-    sections = {
-        section.key: section for section in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))
-    }
-    assert sections["task-1-choice"].notes == ("The runs did not judge the same memes.",)
-    compared = sections["task-1-compared"]
-    assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"
-    assert compared.notes == ("part is compared on 9 memes, those of both.",)
+    sections = {section.key: section for section in sections_of(gather([first, part, replace(apart, judged=others)]))}
+    assert sections["group-1-stance-choice"].notes == ("The runs did not judge the same memes.",)
+    compared = [row for row in sections["group-1-stance-contrasts"].rows if row[1] == "first"]
+    assert [row[:3] for row in compared] == [("part", "first", "9")], "a run on other memes is not compared"
     # The official metric needs probabilities, which these runs lack.
     ranked = [QUESTION.model_copy(update={"official": "auroc", "shots": shots}) for shots in (0, 2)]
-    sections = {one.key: one for one in sections_of(gather_tasks([results(PAIRS, question=one) for one in ranked]))}
-    assert "auroc has no value" in sections["task-1-choice"].notes[0]
+    sections = {one.key: one for one in sections_of(gather([results(PAIRS, question=one) for one in ranked]))}
+    assert "auroc has no value" in sections["group-1-stance-choice"].notes[0]

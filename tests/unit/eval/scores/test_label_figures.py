@@ -15,7 +15,7 @@ from eval.cli import cli
 from eval.commands.ablate import _compared, _shown
 from eval.datasets.items import Protocol
 from eval.reports.sections import as_text
-from eval.reports.verdicts import contrasts, remarks
+from eval.reports.tasks import gather
 from eval.scores.annotators import (
     AnnotatorVote,
     Scale,
@@ -29,8 +29,7 @@ from eval.scores.annotators import (
 from eval.scores.label_noise import find_label_noise
 from eval.scores.measure import holm, wilson
 from eval.scores.meme_rows import read_meme_rows
-from eval.scores.metrics import card
-from eval.scores.subgroups import NONE, groups_by, subgroup_tables
+from eval.scores.subgroups import NONE, groups_by, subgroup_tables, wilson
 from tests.support.judged import F, H, N, U, meme, results, write_run
 
 
@@ -314,10 +313,9 @@ def test_ablation_names_the_arms_that_differ_after_correction():
 
 
 def test_report_names_the_comparisons_that_hold_after_correction():
-    runs = [(one.name, one) for one in arms(6, 20)]
-    comparisons = contrasts(runs, Protocol.PLAIN, 200)
-    sentences = remarks([(name, card(one, Protocol.PLAIN, resamples=200)) for name, one in runs], comparisons)
-    assert f"These are {len(comparisons)} comparisons" in sentences[-1]
+    ((table,),) = (group.tables for group in gather(arms(6, 20), resamples=200).groups)
+    sentences = table.remarks
+    assert f"These are {len(table.contrasts)} comparisons" in sentences[-1]
     # Only some differ from always answering "not harmful"; of the two other runs, one differs from the first.
     *_, significant = sentences[-1].removesuffix(".").partition("correction for that many: ")
     assert [one for one in significant.split("; ") if "always" not in one] == ["c against a"]

@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import math
 from fractions import Fraction
 
@@ -11,8 +10,9 @@ from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_sc
 
 from court.errors import BadRequest
 from eval.datasets.items import Level, Protocol
+from eval.reports.tasks import noise_in_words
 from eval.scores.measure import measure
-from eval.scores.metrics import card, harm_arrays, harm_values, noise, noise_in_words
+from eval.scores.metrics import KINDS, harm_arrays, harm_values, task_card
 from tests.support.judged import F, H, N, U, results
 
 GOLD = [True] * 6 + [False] * 4
@@ -25,7 +25,12 @@ def outcomes(predicted):
 
 
 def plain(gold, predicted, **fields):
-    return card(results(gold, predicted, **fields), Protocol.PLAIN)
+    return task_card(results(gold, predicted, **fields), Protocol.PLAIN)
+
+
+def values(ours, label):
+    """Precision, recall and F1 of a label."""
+    return [ours.figures[f"{kind}:{label}"].value for kind in KINDS]
 
 
 def bounds(figure):
@@ -47,34 +52,33 @@ def test_scores_match_figures_by_hand():
 
 def test_identical_outcomes_still_leave_a_wide_interval():
     """After Clopper and Pearson (1934): the least share that gets one meme right with a chance of 2.5 % is 2.5 %."""
-    one = plain([True], [H]).strict.accuracy
+    one = plain([True], [H]).figures["accuracy"]
     assert (one.value, one.low, one.high) == (1, pytest.approx(0.025), 1)
     none = plain([True, False] * 40, [N, H] * 40)
-    assert (none.strict.accuracy.value, none.strict.accuracy.low) == (0, 0)
-    assert none.strict.accuracy.high == pytest.approx(1 - 0.025 ** (1 / 80))
-    assert none.strict.classes[1].recall.high == pytest.approx(1 - 0.025 ** (1 / 40))
-    assert none.coverage.low == pytest.approx(0.025 ** (1 / 80))
+    assert (none.figures["accuracy"].value, none.figures["accuracy"].low) == (0, 0)
+    assert none.figures["accuracy"].high == pytest.approx(1 - 0.025 ** (1 / 80))
+    assert none.figures["recall:harmful"].high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert none.figures["coverage"].low == pytest.approx(0.025 ** (1 / 80))
 
 
 def test_other_figures_at_their_extremes_have_a_wide_interval_too():
     gold = [True, False] * 6
     least = 0.025 ** (1 / 12)
-    right = plain(gold, outcomes(gold), score=[float(harmful) for harmful in gold])
-    assert bounds(right.strict.macro_f1) == pytest.approx([least, 1])
-    assert bounds(right.strict.classes[0].f1) == bounds(right.auroc) == pytest.approx([0.025 ** (1 / 6), 1])
-    assert bounds(right.brier) == pytest.approx([0, 1 - least])
+    right = plain(gold, outcomes(gold), score=[float(harmful) for harmful in gold]).figures
+    assert bounds(right["macro-f1"]) == pytest.approx([least, 1])
+    assert bounds(right["f1:not harmful"]) == bounds(right["auroc"]) == pytest.approx([0.025 ** (1 / 6), 1])
+    assert bounds(right["brier"]) == pytest.approx([0, 1 - least])
     wrong = plain(gold, outcomes(not harmful for harmful in gold))
-    assert bounds(wrong.strict.macro_f1) == pytest.approx([0, 1 - least])
+    assert bounds(wrong.figures["macro-f1"]) == pytest.approx([0, 1 - least])
     # With one class alone, the other's F1 is always 0.
-    assert bounds(plain([True], [H]).strict.macro_f1) == pytest.approx([0.0125, 0.5])
+    assert bounds(plain([True], [H]).figures["macro-f1"]) == pytest.approx([0.0125, 0.5])
     assert bounds(scored(gold, gold)[0]) == pytest.approx([least, 1])
 
 
 def test_accuracy_at_its_extreme_is_reported_with_an_interval():
     gold = [True, False] * 6
     sentence = noise_in_words(plain(gold, outcomes(gold)))
-    assert "an accuracy of 1.000 is known to lie between 0.735 and 1.000" in sentence and "±" not in sentence
-    assert "is known to about ±" in noise_in_words(plain(GOLD, outcomes(PREDICTED)))
+    assert "an accuracy of 1.000 is known to lie between 0.735 and 1.000" in sentence
 
 
 def test_class_that_is_never_predicted_still_counts():
@@ -113,17 +117,17 @@ def test_95_percent_interval_covers_the_truth_about_95_times_in_100():
 def test_precision_and_recall_match_the_user_guide_s_example():
     """scikit-learn user guide, "Binary classification": y_true 0 1 0 1, y_pred 0 1 0 0."""
     ours = plain([False, True, False, True], [N, H, N, N])
-    benign, harmful = ours.strict.classes
-    assert (benign.name, harmful.name) == ("not harmful", "harmful")
-    assert benign.precision.value == pytest.approx(2 / 3) and benign.recall.value == 1.0
-    assert harmful.precision.value == 1.0 and harmful.recall.value == 0.5 and harmful.f1.value == pytest.approx(2 / 3)
-    assert (benign.support, harmful.support) == (2, 2)
+    assert values(ours, "not harmful")[:2] == pytest.approx([2 / 3, 1])
+    assert values(ours, "harmful") == pytest.approx([1, 0.5, 2 / 3])
+    assert ours.gold == {"not harmful": 2, "harmful": 2}
 
 
 def test_auroc_and_brier_match_the_manual_s_examples():
     """scikit-learn: roc_auc_score of 0 0 1 1 by .1 .4 .35 .8; brier_score_loss of 0 1 1 0 by .1 .9 .8 .3."""
-    assert plain([False, False, True, True], [N] * 4, score=[0.1, 0.4, 0.35, 0.8]).auroc.value == pytest.approx(0.75)
-    assert plain([False, True, True, False], [N] * 4, score=[0.1, 0.9, 0.8, 0.3]).brier.value == pytest.approx(0.0375)
+    ranked = plain([False, False, True, True], [N] * 4, score=[0.1, 0.4, 0.35, 0.8])
+    assert ranked.figures["auroc"].value == pytest.approx(0.75)
+    probable = plain([False, True, True, False], [N] * 4, score=[0.1, 0.9, 0.8, 0.3])
+    assert probable.figures["brier"].value == pytest.approx(0.0375)
 
 
 def test_missing_class_is_a_miss_for_its_own_class_and_no_prediction_of_the_other():
@@ -131,28 +135,23 @@ def test_missing_class_is_a_miss_for_its_own_class_and_no_prediction_of_the_othe
     gold = [True] * 5 + [False] * 5
     ours = plain(gold, [H, H, N, U, F, N, N, N, H, U])
     assert ours.confusion == ((3, 1, 1, 0), (1, 2, 1, 1))
-    assert (ours.n, ours.harmful, ours.benign, ours.undecided, ours.failed) == (10, 5, 5, 2, 1)
-    assert ours.coverage.value == 0.7
-    benign, harmful = ours.strict.classes
-    assert ours.strict.accuracy.value == 0.5 and ours.strict.n == 10
-    assert harmful.precision.value == pytest.approx(2 / 3) and harmful.recall.value == pytest.approx(2 / 5)
-    assert harmful.f1.value == pytest.approx(4 / 8)  # 2 TP over 2 TP + FP (1) + FN (3)
-    assert benign.precision.value == pytest.approx(3 / 4) and benign.recall.value == pytest.approx(3 / 5)
-    assert benign.f1.value == pytest.approx(6 / 9)
-    assert ours.strict.macro_f1.value == pytest.approx((4 / 8 + 6 / 9) / 2)
-    assert ours.decided.n == 7 and ours.decided.accuracy.value == pytest.approx(5 / 7)
-    assert [c.support for c in ours.decided.classes] == [4, 3]
-    assert ours.decided.classes[1].recall.value == pytest.approx(2 / 3)
-    assert ours.decided.classes[1].precision == harmful.precision
+    assert (ours.n, ours.gold["harmful"], ours.unanswered, ours.failed) == (10, 5, 3, 1)
+    assert ours.figures["coverage"].value == 0.7
+    assert ours.figures["accuracy"].value == 0.5
+    # F1 of harmful: 2 TP over 2 TP + FP (1) + FN (3).
+    assert values(ours, "harmful") == pytest.approx([2 / 3, 2 / 5, 4 / 8])
+    assert values(ours, "not harmful") == pytest.approx([3 / 4, 3 / 5, 6 / 9])
+    assert ours.figures["macro-f1"].value == pytest.approx((4 / 8 + 6 / 9) / 2)
+    assert ours.decided["accuracy"].value == pytest.approx(5 / 7)
 
 
 def test_baselines_are_the_majority_class_and_the_vote():
     ours = plain([True] * 2 + [False] * 6, [H] * 8, vote_harmful=[True, False, None] + [False] * 5)
-    assert ours.majority == 0.75
+    assert ours.baseline["accuracy"] == 0.75
     said_always = f1_score([1, 1, 0, 0, 0, 0, 0, 0], [0] * 8, labels=[0, 1], average="macro")
-    assert ours.majority_macro_f1 == pytest.approx(said_always)
-    assert ours.voted == ours.vote.n == 7 and ours.vote.accuracy.value == pytest.approx(6 / 7)
-    assert plain([True, False], [H, N]).vote is None
+    assert ours.baseline["macro-f1"] == pytest.approx(said_always)
+    assert ours.voted == 7 and ours.vote["accuracy"].value == pytest.approx(6 / 7)
+    assert plain([True, False], [H, N]).vote == {}
 
 
 def test_protocol_drops_memes_from_every_figure():
@@ -160,43 +159,44 @@ def test_protocol_drops_memes_from_every_figure():
     ours = results(
         gold, [N, N, N, H, H], protocols=(Protocol.MERGED, Protocol.EXTREME), score=[0.1, 0.2, 0.3, 0.4, 0.9]
     )
-    merged, extreme = card(ours, Protocol.MERGED), card(ours, Protocol.EXTREME)
-    assert (merged.n, merged.harmful, merged.dropped) == (5, 3, 0)
-    assert (extreme.n, extreme.harmful, extreme.dropped) == (3, 1, 2)
-    assert (merged.scored, extreme.scored) == (5, 3)
-    assert merged.strict.accuracy.value == 0.8 and extreme.strict.accuracy.value == 1.0
+    merged, extreme = task_card(ours, Protocol.MERGED), task_card(ours, Protocol.EXTREME)
+    assert (merged.n, merged.gold["harmful"], merged.dropped) == (5, 3, 0)
+    assert (extreme.n, extreme.gold["harmful"], extreme.dropped) == (3, 1, 2)
+    assert (merged.over["auroc"], extreme.over["auroc"]) == (5, 3)
+    assert merged.figures["accuracy"].value == 0.8 and extreme.figures["accuracy"].value == 1.0
     with pytest.raises(ValueError):
-        card(ours, Protocol.PLAIN)
+        task_card(ours, Protocol.PLAIN)
     with pytest.raises(BadRequest, match="extreme no meme of ours is left"):
-        card(results([SOME], [H]), Protocol.EXTREME)
+        task_card(results([SOME], [H]), Protocol.EXTREME)
 
 
 def test_mmae_matches_its_definition():
     """Baccianella et al. 2009: the mean error at each true level, averaged over levels rather than memes."""
     gold = [NOT] * 4 + [SOME] * 2 + [VERY]
     predicted = [NOT, NOT, SOME, VERY, SOME, NOT, NOT]
-    ours = card(results(gold, [N] * 7, level=predicted), Protocol.MERGED)
+    ours = task_card(results(gold, [N] * 7, level=predicted), Protocol.MERGED)
     by_hand = (Fraction(0 + 0 + 1 + 2, 4) + Fraction(0 + 1, 2) + Fraction(2, 1)) / 3
-    assert ours.mmae.value == pytest.approx(float(by_hand)) and ours.levelled == 7
+    assert ours.figures["mmae"].value == pytest.approx(float(by_hand)) and ours.over["mmae"] == 7
     # Always the middle level: an error of 1 at both ends, whatever the counts.
-    assert card(results(gold, [N] * 7, level=[SOME] * 7), Protocol.MERGED).mmae.value == pytest.approx(2 / 3)
+    middle = task_card(results(gold, [N] * 7, level=[SOME] * 7), Protocol.MERGED)
+    assert middle.figures["mmae"].value == pytest.approx(2 / 3)
 
 
 def test_mmae_covers_only_memes_with_a_predicted_level():
-    ours = card(results([NOT, SOME, VERY], [N, U, H], level=[NOT, None, SOME]), Protocol.MERGED)
-    assert ours.levelled == 2 and ours.mmae.value == pytest.approx((0 + 1) / 2)
-    assert card(results([NOT, VERY], [N, H]), Protocol.MERGED).mmae is None
-    assert plain([True], [H], level=[VERY]).mmae is None
+    ours = task_card(results([NOT, SOME, VERY], [N, U, H], level=[NOT, None, SOME]), Protocol.MERGED)
+    assert ours.over["mmae"] == 2 and ours.figures["mmae"].value == pytest.approx((0 + 1) / 2)
+    assert "mmae" not in task_card(results([NOT, VERY], [N, H]), Protocol.MERGED).figures
+    assert "mmae" not in plain([True], [H], level=[VERY]).figures
 
 
 def test_ties_count_half_in_auroc():
     rng = np.random.default_rng(2)
     gold = rng.random(120) < 0.4
     scores = np.round(np.clip(rng.normal(0.4 + 0.2 * gold, 0.2), 0, 1), 1)
-    ours = plain(gold.tolist(), [N] * 120, score=scores.tolist()).auroc.value
+    ours = plain(gold.tolist(), [N] * 120, score=scores.tolist()).figures["auroc"].value
     wins = mannwhitneyu(scores[gold], scores[~gold]).statistic
     assert ours == pytest.approx(wins / (gold.sum() * (~gold).sum()))
-    assert plain([True, False], [H, N], score=[0.5, 0.5]).auroc.value == 0.5
+    assert plain([True, False], [H, N], score=[0.5, 0.5]).figures["auroc"].value == 0.5
 
 
 # --- Intervals against a second implementation -----------------------------------------------------
@@ -228,12 +228,12 @@ def test_intervals_match_scipy_s_bootstrap(sample):
         )
         return list(found.confidence_interval)
 
-    assert bounds(ours.coverage) == pytest.approx(scipys(lambda s: np.mean(s < 2), predicted), abs=0.012)
-    assert bounds(ours.strict.accuracy) == pytest.approx(
+    assert bounds(ours.figures["coverage"]) == pytest.approx(scipys(lambda s: np.mean(s < 2), predicted), abs=0.012)
+    assert bounds(ours.figures["accuracy"]) == pytest.approx(
         scipys(lambda g, s: np.mean(g == s), gold, predicted), abs=0.012
     )
-    assert bounds(ours.auroc) == pytest.approx(scipys(roc_auc_score, gold, scores), abs=0.015)
-    assert bounds(ours.brier) == pytest.approx(
+    assert bounds(ours.figures["auroc"]) == pytest.approx(scipys(roc_auc_score, gold, scores), abs=0.015)
+    assert bounds(ours.figures["brier"]) == pytest.approx(
         scipys(lambda g, s: np.mean((g - s) ** 2), gold * 1.0, scores), abs=0.012
     )
 
@@ -244,31 +244,31 @@ def test_rates_match_scoring_each_resample_with_scikit_learn(sample):
     rng = np.random.default_rng(5)
     draws = [rng.integers(0, 250, 250) for _ in range(400)]
     options = {"labels": [1], "average": "macro", "zero_division": 0}
-    strict = ours.strict.classes[1]
-    for figure, scorer in ((strict.precision, precision_score), (strict.recall, recall_score), (strict.f1, f1_score)):
+    for name, scorer in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        figure = ours.figures[f"{name}:harmful"]
         resampled = [scorer(gold[d].astype(int), predicted[d], **options) for d in draws]
         assert bounds(figure) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.03)
     decided = [d[predicted[d] < 2] for d in draws]
     resampled = [accuracy_score(gold[d], predicted[d]) for d in decided]
-    assert bounds(ours.decided.accuracy) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.02)
+    assert bounds(ours.decided["accuracy"]) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.02)
 
 
 def test_mmae_interval_matches_resampling_of_memes():
     rng = np.random.default_rng(6)
     gold, predicted = rng.choice(3, 200, p=[0.6, 0.3, 0.1]), rng.choice(3, 200)
-    ours = card(results([Level(g) for g in gold], [N] * 200, level=[Level(s) for s in predicted]), Protocol.MERGED)
+    ours = task_card(results([Level(g) for g in gold], [N] * 200, level=[Level(s) for s in predicted]), Protocol.MERGED)
 
     def by_definition(d):
         return np.mean([np.mean(np.abs(predicted[d] - level)[gold[d] == level]) for level in np.unique(gold[d])])
 
     resampled = [by_definition(rng.integers(0, 200, 200)) for _ in range(2000)]
-    assert bounds(ours.mmae) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.02)
+    assert bounds(ours.figures["mmae"]) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.02)
 
 
 def test_figures_do_not_depend_on_which_others_are_present(sample):
     gold, predicted, _, ours = sample
     bare = plain(gold.tolist(), [(N, H, U, F)[code] for code in predicted])
-    assert bare.strict == ours.strict and bare.coverage == ours.coverage and bare.auroc is None
+    assert "auroc" not in bare.figures and bare.figures == {name: ours.figures[name] for name in bare.figures}
 
 
 # --- AUROC over all memes and over decided ones -----------------------------------------------------
@@ -277,15 +277,16 @@ def test_figures_do_not_depend_on_which_others_are_present(sample):
 def test_strict_auroc_counts_every_pair_with_an_unscored_meme_as_lost():
     # Harmful .9 and unscored, not harmful .1, .95 and unscored: of 2 x 3 pairs only (.9, .1) is ranked correctly.
     ours = plain([True, True, False, False, False], [H, F, N, H, U], score=[0.9, None, 0.1, 0.95, None])
-    assert (ours.auroc.value, ours.auroc_strict.value) == (0.5, pytest.approx(1 / 6))
-    assert ours.auroc_strict.low <= 1 / 6 <= ours.auroc_strict.high
+    assert (ours.figures["auroc"].value, ours.figures["auroc-strict"].value) == (0.5, pytest.approx(1 / 6))
+    assert ours.figures["auroc-strict"].low <= 1 / 6 <= ours.figures["auroc-strict"].high
 
 
 def test_decided_auroc_ignores_scores_of_undecided_memes():
     # The undecided harmful meme is ranked below both others: over scored memes it costs half of the area.
     ours = plain([True, True, False, False], [H, U, N, N], score=[0.9, 0.05, 0.1, 0.2])
-    assert (ours.auroc.value, ours.auroc_decided.value, ours.auroc_strict.value) == (0.5, 1.0, 0.5)
-    assert plain([True, False], [U, N], score=[0.9, 0.1]).auroc_decided is None
+    assert [ours.figures[name].value for name in ("auroc", "auroc-strict")] == [0.5, 0.5]
+    assert ours.decided["auroc"].value == 1.0
+    assert plain([True, False], [U, N], score=[0.9, 0.1]).decided["auroc"] is None
 
 
 @pytest.mark.parametrize("silent", [0, 40])
@@ -297,9 +298,9 @@ def test_strict_auroc_is_the_share_of_correctly_ranked_pairs(silent):
     scored = np.arange(200) >= silent
     ours = plain(gold.tolist(), [H] * 200, score=[float(s) if t else None for s, t in zip(scores, scored, strict=True)])
     pairs = (gold & scored).sum() * (~gold & scored).sum() / (gold.sum() * (~gold).sum())
-    assert ours.auroc_strict.value == pytest.approx(roc_auc_score(gold[scored], scores[scored]) * pairs)
+    assert ours.figures["auroc-strict"].value == pytest.approx(roc_auc_score(gold[scored], scores[scored]) * pairs)
     if not silent:
-        assert ours.auroc == ours.auroc_strict == ours.auroc_decided
+        assert ours.figures["auroc"] == ours.figures["auroc-strict"] == ours.decided["auroc"]
 
 
 # --- Calibration -----------------------------------------------------------------------------------
@@ -364,23 +365,15 @@ def numbers(value):
 def test_degenerate_results_yield_finite_figures_or_none(gold, predicted, fields):
     ours = plain(gold, predicted, **fields)
     assert all(math.isfinite(number) for number in numbers(ours))
-    assert (ours.decided is None) == all(outcome in (U, F) for outcome in predicted)
+    assert (not ours.decided) == all(outcome in (U, F) for outcome in predicted)
     scored = [g for g, s in zip(gold, fields.get("score", [None] * len(gold)), strict=True) if s is not None]
-    assert ours.scored == len(scored)
-    assert (ours.auroc is None) == (len(set(scored)) < 2)
-    assert (ours.auroc_strict is None) == (len(set(gold)) < 2 or not scored)
-    assert (ours.brier is None) == (ours.ece is None) == (ours.calibration == ()) == (not scored)
-    for place, one in enumerate(ours.strict.classes):
-        assert (one.recall is None) == (bool(place) not in gold)
-        assert (one.precision is None) == ((N, H)[place] not in predicted)
-
-
-def test_noise_of_a_small_test_set_matches_the_normal_approximation():
-    assert noise(100, 0.5) == pytest.approx(0.098)
-    assert noise(354, 0.82) == pytest.approx(0.04, abs=0.0005)
-    for wrong in ((0, 0.5), (10, 1.2)):
-        with pytest.raises(ValueError):
-            noise(*wrong)
+    assert ours.over.get("auroc", 0) == len(scored)
+    assert (ours.figures.get("auroc") is None) == (len(set(scored)) < 2)
+    assert (ours.figures.get("auroc-strict") is None) == (len(set(gold)) < 2 or not scored)
+    assert (ours.figures.get("brier") is None) == (ours.ece is None) == (ours.calibration == ()) == (not scored)
+    for harmful, label in enumerate(ours.gold):
+        assert (ours.figures[f"recall:{label}"] is None) == (bool(harmful) not in gold)
+        assert (ours.figures[f"precision:{label}"] is None) == ((N, H)[harmful] not in predicted)
 
 
 def grouped(found, size):
@@ -401,11 +394,12 @@ def test_intervals_resample_the_groups_that_a_card_names():
         np.repeat(np.array(values, dtype=object), 10).tolist() for values in (gold, predicted, scores, scores > 0.4)
     ]
     tenfold = results(many[0], many[1], score=many[2], vote_harmful=many[3])
-    alone, over = card(plain, Protocol.PLAIN), card(grouped(tenfold, 10), Protocol.PLAIN)
+    alone, over = task_card(plain, Protocol.PLAIN), task_card(grouped(tenfold, 10), Protocol.PLAIN)
     assert (alone.groups, over.groups, over.n) == (0, 40, 400)
-    by_meme = card(grouped(tenfold, 1), Protocol.PLAIN)
-    for name in ("strict.accuracy", "strict.macro_f1", "coverage", "auroc", "auroc_decided", "brier", "vote.accuracy"):
-        one, ten, singly = (functools.reduce(getattr, name.split("."), each) for each in (alone, over, by_meme))
+    by_meme = task_card(grouped(tenfold, 1), Protocol.PLAIN)
+    names = ("accuracy", "macro-f1", "coverage", "auroc", "brier")
+    for part, name in (*(("figures", name) for name in names), ("decided", "auroc"), ("vote", "accuracy")):
+        one, ten, singly = (getattr(each, part)[name] for each in (alone, over, by_meme))
         # Ten copies of each meme carry no more information than one.
         assert ten.value == pytest.approx(one.value)
         assert (ten.low, ten.high) == pytest.approx((one.low, one.high), abs=0.03)
@@ -416,32 +410,33 @@ def test_levels_and_groups_of_different_sizes_are_supported():
     levels = [Level.NOT_HARMFUL, Level.VERY_HARMFUL, Level.SOMEWHAT_HARMFUL] * 20
     ours = results(levels, [H] * 60, level=[Level.VERY_HARMFUL] * 60, protocols=(Protocol.MERGED,))
     uneven = dataclasses.replace(ours, judged=(*grouped(ours, 1).judged[:30], *(grouped(ours, 20).judged[30:])))
-    found = card(uneven, Protocol.MERGED)
-    assert found.mmae.value == pytest.approx(1.0) and found.mmae.low <= 1 <= found.mmae.high
-    accuracy = found.strict.accuracy
+    found = task_card(uneven, Protocol.MERGED)
+    error = found.figures["mmae"]
+    assert error.value == pytest.approx(1.0) and error.low <= 1 <= error.high
+    accuracy = found.figures["accuracy"]
     assert accuracy.value == pytest.approx(2 / 3) and accuracy.low < accuracy.value < accuracy.high
 
 
 def test_exact_intervals_count_groups_if_groups_are_resampled():
     predicted = [H, N] * 10
-    found = card(grouped(results([one is H for one in predicted], predicted, score=[0.9, 0.1] * 10), 5), Protocol.PLAIN)
+    ours = results([one is H for one in predicted], predicted, score=[0.9, 0.1] * 10)
+    found = task_card(grouped(ours, 5), Protocol.PLAIN)
     of_groups = pytest.approx((0.025 ** (1 / 4), 1))
-    over = (found.coverage, found.strict.accuracy, found.decided.accuracy, found.strict.macro_f1, found.auroc)
-    for figure in (*over, found.strict.classes[1].recall, found.strict.classes[0].precision):
+    names = ("coverage", "accuracy", "macro-f1", "auroc", "recall:harmful", "precision:not harmful")
+    for figure in (*map(found.figures.get, names), found.decided["accuracy"]):
         assert (figure.low, figure.high) == of_groups
-    assert found.strict.classes[0].support == 10
-    # The normal approximation would treat memes as independent.
-    assert "±" not in noise_in_words(found)
+    assert found.gold["not harmful"] == 10
 
 
 def test_single_meme_makes_no_figure_certain():
     levels = [Level.SOMEWHAT_HARMFUL]
     for level, value in ((Level.SOMEWHAT_HARMFUL, 0), (Level.VERY_HARMFUL, 1)):
         one = results(levels, [H], level=[level], score=[0.7], protocols=(Protocol.MERGED,))
-        found = card(one, Protocol.MERGED)
-        assert found.mmae.value == value and found.mmae.high - found.mmae.low > 1.9
-        assert found.brier.value == pytest.approx(0.09) and found.brier.high == pytest.approx(0.975)
+        found = task_card(one, Protocol.MERGED)
+        assert found.figures["mmae"].value == value and found.figures["mmae"].high - found.figures["mmae"].low > 1.9
+        brier = found.figures["brier"]
+        assert (brier.value, brier.high) == pytest.approx((0.09, 0.975))
     # All levels right: every resampled error is 0, although errors may occur.
     right = [Level.NOT_HARMFUL, Level.SOMEWHAT_HARMFUL, Level.VERY_HARMFUL] * 3
-    found = card(results(right, [N, H, H] * 3, level=right, protocols=(Protocol.MERGED,)), Protocol.MERGED)
-    assert (found.mmae.low, found.mmae.high) == pytest.approx((0, 2 * (1 - 0.025 ** (1 / 9))))
+    found = task_card(results(right, [N, H, H] * 3, level=right, protocols=(Protocol.MERGED,)), Protocol.MERGED)
+    assert (found.figures["mmae"].low, found.figures["mmae"].high) == pytest.approx((0, 2 * (1 - 0.025 ** (1 / 9))))

@@ -11,7 +11,7 @@ from eval.cli import cli
 from eval.commands.options import score_by_protocol
 from eval.datasets.items import Level, Protocol
 from eval.runs.results import NOT_JUDGED
-from eval.scores.metrics import card
+from eval.scores.metrics import task_card
 from eval.scores.prediction_file import NO_ANSWER, read_predictions
 from tests.support.cards import write_table
 from tests.support.judged import F, H, N, U, meme
@@ -198,9 +198,9 @@ def test_missing_predictions_count_as_failed(tmp_path):
     ours = scored.results(
         THREE, name="theirs", dataset="harm-c", split="test", protocols=(Protocol.MERGED, Protocol.EXTREME)
     )
-    merged = card(ours, Protocol.MERGED)
-    assert (merged.n, merged.failed, merged.coverage.value) == (4, 2, 0.5)
-    assert merged.strict.accuracy.value == 0.5 and merged.decided.accuracy.value == 1.0
+    merged = task_card(ours, Protocol.MERGED)
+    assert (merged.n, merged.failed, merged.known("coverage").value) == (4, 2, 0.5)
+    assert merged.known("accuracy").value == 0.5 and merged.decided["accuracy"].value == 1.0
 
 
 # --- The command -----------------------------------------------------------------------------------
@@ -243,22 +243,27 @@ def cells(output, title):
 def test_command_prints_the_cards_side_by_side(data, theirs):
     code, output = run_score(data, theirs)
     assert code == 0, output
-    assert cells(output, "protocol") == ["merged", "extreme"]
-    # By hand, merged: m0-m3 and m5-m8 are right, m4 is wrong, m9 is missing. Extreme drops m5-m7.
-    assert cells(output, "accuracy, strict") == ["0.800", "0.714"]
-    assert cells(output, "accuracy, decided") == ["0.889", "0.833"]
-    assert cells(output, "coverage") == ["0.900", "0.857"]
-    assert cells(output, "majority: accuracy") == ["0.500", "0.714"]
+    merged, extreme = output.split("Protocol extreme")
+    assert cells(merged, "protocol") == ["merged"] and cells(extreme, "protocol") == ["extreme"]
+    # By hand, merged: m0-m3 and m5-m8 are right, m4 is wrong, m9 is missing. Extreme drops m5-m7. Beside them stands
+    # the most frequent class.
+    assert cells(merged, "accuracy") == ["0.800", "0.500"] and cells(extreme, "accuracy") == ["0.714", "0.714"]
+    assert cells(merged, "accuracy, decided") == ["0.889"] and cells(extreme, "accuracy, decided") == ["0.833"]
+    assert cells(merged, "coverage")[0] == "0.900" and cells(extreme, "coverage")[0] == "0.857"
     assert "Of 1 meme of the split the file says nothing; it counts as failed." in output
     assert "Columns that nothing was read from: note." in output
-    assert "With 10 memes an accuracy of 0.800 is known to about ±24.8 points" in output
-    # With every answer right, the normal approximation would give no margin at all.
+    assert "With 10 memes an accuracy of 0.800 is known to lie between" in output
     theirs.write_text("id,label\n" + "".join(f"m{n},{'not harmful' if n < 5 else 'harmful'}\n" for n in range(10)))
     assert "an accuracy of 1.000 is known to lie between 0.692 and 1.000" in run_score(data, theirs)[1]
-    rows = output.splitlines()
-    merged = rows.index("protocol merged")
-    assert rows[merged + 2].split() == ["not", "harmful", "4", "1", "0", "0"]
-    assert rows[merged + 3].split() == ["harmful", "0", "4", "0", "1"]
+    head, benign, harmful = merged.splitlines()[merged.splitlines().index("Confusion, theirs, merged") + 1 :][:3]
+    assert head.split() == ["gold", "\\", "said", "not", "harmful", "harmful", "undecided", "failed"]
+    assert benign.split() == ["not", "harmful", "4", "1", "0", "0"] and harmful.split() == [
+        "harmful",
+        "0",
+        "4",
+        "0",
+        "1",
+    ]
 
 
 def test_command_prints_the_cards_as_json(data, theirs):
@@ -269,10 +274,11 @@ def test_command_prints_the_cards_as_json(data, theirs):
         ["m9"],
         ["note"],
     )
-    (only,) = document["cards"]
-    assert (only["protocol"], only["n"], only["strict"]["accuracy"]["value"]) == ("merged", 10, 0.8)
+    (table,) = document["tables"]
+    only = table["rows"][0]["card"]
+    assert (table["protocol"], only["n"], only["figures"]["accuracy"]["value"]) == ("merged", 10, 0.8)
     # Levels, by hand: of gold 0, one of five has level 2; of gold 1, three are off by 1; of gold 2, one is right.
-    assert only["mmae"]["value"] == pytest.approx((2 / 5 + 1 + 0) / 3) and only["levelled"] == 9
+    assert only["figures"]["mmae"]["value"] == pytest.approx((2 / 5 + 1 + 0) / 3) and only["over"]["mmae"] == 9
 
 
 def test_command_refuses_unusable_files_and_options(data, theirs, tmp_path):

@@ -17,7 +17,7 @@ from eval.datasets.items import Outcome, Protocol
 from eval.datasets.known import known_cards
 from eval.runs.results import Results
 from eval.scores.choose import TOO_FEW_DIFFER, Choice, choice_in_words
-from eval.scores.metrics import card
+from eval.scores.metrics import task_card
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support import judged
@@ -89,12 +89,14 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     swept = rank([*runs, halting], PLAIN, (), resamples=2000, seed=1)
     assert [candidate.run for candidate in swept.ways] == ["r1", "r2", "r0", "r3"]
     for candidate in swept.ways:
-        own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), PLAIN, resamples=2000)
-        assert candidate.value.value == pytest.approx(own_figures.strict.macro_f1.value)
-        assert candidate.accuracy == pytest.approx(own_figures.strict.accuracy.value)
-        assert candidate.coverage == pytest.approx(own_figures.coverage.value)
-        assert candidate.value.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
-        assert candidate.value.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
+        own_figures = task_card(
+            next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000
+        )
+        assert candidate.value.value == pytest.approx(own_figures.known("macro-f1").value)
+        assert candidate.accuracy == pytest.approx(own_figures.known("accuracy").value)
+        assert candidate.coverage == pytest.approx(own_figures.known("coverage").value)
+        assert candidate.value.low == pytest.approx(own_figures.known("macro-f1").low, abs=0.02)
+        assert candidate.value.high == pytest.approx(own_figures.known("macro-f1").high, abs=0.02)
     assert swept.best.behind.value == swept.best.behind.high == 0 and swept.best.within_noise
     assert not swept.ways[-1].within_noise and swept.ways[-1].behind.low > 0
 

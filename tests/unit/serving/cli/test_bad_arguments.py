@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
-from eval.reports.verdicts import gather
+from eval.reports.tasks import gather
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
