@@ -69,9 +69,6 @@ class Comparison:
     both_wrong: int
     mcnemar_p: float
     """Two-sided p-value of the exact McNemar test on the memes that only one of the two gets right."""
-    needed: float
-    """Smallest difference in accuracy, as a share, that would be significant with the same number of memes that only
-    one of the two gets right; more than 1 if the memes are too few for any difference to be."""
     changed: tuple[ChangedAnswer, ...]
     """Every meme on which their answers differ, in the order of A."""
     differing: int
@@ -161,7 +158,6 @@ def compare(
         only_b_right=only_b,
         both_wrong=int((~right_a & ~right_b).sum()),
         mcnemar_p=mcnemar(only_a, only_b),
-        needed=_needed(only_a + only_b) / n,
         changed=tuple(
             ChangedAnswer(one.meme.id, gold, *both)
             for one, gold, *both in zip(of_a.judged, of_a.gold, of_a.answers, of_b.answers, strict=True)
@@ -208,13 +204,6 @@ def in_words(comparison: Comparison) -> list[str]:
     noise = f"In {official} this is within noise: this test set can't tell them apart."
     if official == "accuracy" and comparison.only_a_right == comparison.only_b_right == 0:
         noise = "They are right on the same memes: this test set can't tell them apart."
-    elif official == "accuracy":
-        need = comparison.needed
-        noise += (
-            f" With {_memes(comparison.n)} it would take a difference of about {100 * need:.1f} points."
-            if need <= 1
-            else f" {_memes(comparison.n)} are too few to tell any two systems apart."
-        )
     sentences.append(noise)
     if comparison.mcnemar_p < SURE:
         sentences.append("Whole answers differ by more than chance, the official figure does not.")
@@ -223,18 +212,6 @@ def in_words(comparison: Comparison) -> list[str]:
 
 def _not_judged(judged: Iterable[Judged]) -> int:
     return sum(one.prediction.reason == NOT_JUDGED for one in judged)
-
-
-def _needed(odd: int) -> int:
-    """Smallest significant surplus of one side if ``odd`` memes are right in only one of the two.
-
-    With fewer than six such memes no surplus is significant, and the answer is six: all of them on one side.
-    """
-    odd = max(odd, FEWEST_TO_SAY)
-    # In steps of two: the two sides add up to `odd`, so their difference has the same parity.
-    return next(
-        surplus for surplus in range(odd % 2, odd + 1, 2) if mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < SURE
-    )
 
 
 def _memes(count: int) -> str:
