@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from scipy.stats import fisher_exact
+import numpy as np
+from scipy.stats import binomtest, fisher_exact
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import DETECT, language_of
 from eval.runs.results import Results, dataset_of
-from eval.scores.measure import SURE, Figure, holm, right_answers, wilson
+from eval.scores.measure import SURE, Bools, Figure, holm, right_answers
 from eval.scores.metrics import HARM, answers_of, question_of
 from retrieval.text import script_of
 
@@ -171,68 +173,67 @@ def subgroup_tables(
     """
     answers = answers_of(results, protocol)
     arrays, ids = answers.arrays, [one.meme.id for one in answers.judged]
-    answered = arrays.answered.tolist()
+    of_meme = [frozenset(groups.get(id_) or (NONE,)) for id_ in ids]
+    members = {
+        name: np.array([name in names for names in of_meme], dtype=np.bool_) for name in frozenset().union(*of_meme)
+    }
+    table = partial(_table, members, arrays.answered, protocol=protocol)
 
-    def rows(gold: Sequence[bool], predicted: Sequence[bool]) -> list[_YesOrNo]:
-        cells = zip(ids, gold, predicted, answered, strict=True)
-        return [_YesOrNo(id_, label, answer if there else None) for id_, label, answer, there in cells]
-
-    def by_label(place: int) -> list[_YesOrNo]:
-        return rows(arrays.gold[:, place].tolist(), arrays.predicted[:, place].tolist())
+    def by_label(place: int) -> tuple[Bools, Bools]:
+        return arrays.gold[:, place], arrays.predicted[:, place]
 
     if protocol is not None:
-        return tuple(_corrected([_table(by_label(HARM.index("harmful")), groups, protocol=protocol)]))
+        return tuple(_corrected([table(*by_label(HARM.index("harmful")))]))
     question = question_of(results)
     # With two labels, missing one is a false alarm of the other.
     mirrored = len(question.labels) == 2 and not question.multi
     tables = []
     # No share is in two tables: testing it twice would make the correction stricter.
     if not mirrored:
-        right = right_answers(arrays).tolist()
-        tables.append(_table(rows([True] * len(ids), right), groups, task=question.task, shares=_OF_WHOLE))
+        every, right = np.ones(len(ids), dtype=np.bool_), right_answers(arrays)
+        tables.append(table(every, right, task=question.task, shares=_OF_WHOLE))
     for place, label in enumerate(question.labels[: 1 if mirrored else None]):
         shares = SHARES if mirrored else _OF_LABEL
-        tables.append(_table(by_label(place), groups, task=question.task, label=label, shares=shares))
+        tables.append(table(*by_label(place), task=question.task, label=label, shares=shares))
     return tuple(_corrected(tables))
 
 
-@dataclass(frozen=True, slots=True)
-class _YesOrNo:
-    """Gold and answer of one meme, each yes or no; a missing answer is None."""
-
-    meme: str
-    gold: bool
-    answer: bool | None
-
-
 def _table(
-    rows: Sequence[_YesOrNo],
-    groups: Mapping[str, Sequence[str]],
+    members: Mapping[str, Bools],
+    answered: Bools,
+    gold: Bools,
+    said: Bools,
     *,
     protocol: Protocol | None = None,
     task: str = "",
     label: str = "",
     shares: tuple[str, ...] = SHARES,
 ) -> SubgroupTable:
-    """The table before p-values are corrected."""
-    by_group: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        # If a group is named twice, the meme still counts once.
-        for name in dict.fromkeys(groups.get(row.meme) or (NONE,)):
-            by_group.setdefault(name, []).append(place)
-    found = []
-    for name in sorted(by_group, key=lambda name: (-len(by_group[name]), name)):
-        inside = set(by_group[name])
-        own = [row for place, row in enumerate(rows) if place in inside]
-        # The others instead of all memes: a large group would largely be compared with itself.
-        outside = [row for place, row in enumerate(rows) if place not in inside]
-        counted = {
-            field: _share(*_counts(own)[field], others=_counts(outside)[field]) if field in shares else _NO_SHARE
-            for field in SHARES
-        }
-        found.append(Subgroup(name=name, n=len(own), harmful=sum(row.gold for row in own), **counted))
+    """The table before p-values are corrected; arrays are of shape (memes,), and those of members by group.
+
+    Args:
+        gold: True for memes with the label, ``said`` for those that were given it.
+    """
+    every = np.ones_like(gold)
+    # Numerator and denominator of each share.
+    counted = {
+        "accuracy": (answered & (gold == said), every),
+        "false_alarms": (said & ~gold, ~gold),
+        "misses": (~said & gold, gold),
+        "silent": (~answered, every),
+    }
+    found = [
+        Subgroup(
+            name=name,
+            n=int(inside.sum()),
+            harmful=int(gold[inside].sum()),
+            **{field: _share(*counted[field], inside) if field in shares else _NO_SHARE for field in SHARES},
+        )
+        for name, inside in members.items()
+    ]
+    found.sort(key=lambda group: (-group.n, group.name))
     return SubgroupTable(
-        protocol=protocol, n=len(rows), groups=tuple(found), tests=0, task=task, label=label, shares=shares
+        protocol=protocol, n=len(gold), groups=tuple(found), tests=0, task=task, label=label, shares=shares
     )
 
 
@@ -242,8 +243,7 @@ def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
     shares = [getattr(group, field) for table in tables for group in table.groups for field in SHARES]
     tested = [share.p for share in shares if share.p is not None]
     found = iter(holm(tested))
-    corrected = [share if share.p is None else replace(share, corrected=next(found)) for share in shares]
-    left = iter(corrected)
+    left = iter([share if share.p is None else replace(share, corrected=next(found)) for share in shares])
     return [
         replace(
             table,
@@ -254,27 +254,23 @@ def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
     ]
 
 
-def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
-    """Counts the numerator and denominator of each share."""
-    outcomes = [(row.gold, row.answer) for row in rows]
-    harmful = [label for gold, label in outcomes if gold]
-    benign = [label for gold, label in outcomes if not gold]
-    return {
-        "accuracy": (sum(label is gold for gold, label in outcomes), len(outcomes)),
-        "false_alarms": (sum(label is True for label in benign), len(benign)),
-        "misses": (sum(label is not True for label in harmful), len(harmful)),
-        "silent": (sum(label is None for _, label in outcomes), len(outcomes)),
-    }
+def wilson(count: int, n: int) -> Figure | None:
+    """A share with Wilson's 95 % interval (1927), valid for few memes and shares near 0 and 1; None if ``n`` is 0."""
+    if not n:
+        return None
+    span = binomtest(count, n).proportion_ci(confidence_level=0.95, method="wilson")
+    return Figure(count / n, float(span.low), float(span.high))
 
 
-def _share(count: int, n: int, others: tuple[int, int]) -> Share:
-    other_count, of = others
+def _share(hits: Bools, of: Bools, inside: Bools) -> Share:
+    # The others instead of all memes: a large group would largely be compared with itself.
+    (count, n), (other_count, other_n) = ((int(hits[here].sum()), int(of[here].sum())) for here in (inside, ~inside))
     # If no meme counts, or all do, a test is pointless and would only make the correction stricter.
-    testable = n and of and 0 < count + other_count < n + of
+    testable = n and other_n and 0 < count + other_count < n + other_n
     return Share(
         n=n,
         count=count,
         figure=wilson(count, n),
-        rest=other_count / of if of else None,
-        p=float(fisher_exact([[count, n - count], [other_count, of - other_count]]).pvalue) if testable else None,
+        rest=other_count / other_n if other_n else None,
+        p=float(fisher_exact([[count, n - count], [other_count, other_n - other_count]]).pvalue) if testable else None,
     )
