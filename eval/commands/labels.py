@@ -175,21 +175,25 @@ def noise(runs: tuple[Path, ...], protocol: str | None, show: int) -> Shown:
     runs of classify, labels are checked one by one, each with its own probability. The list holds ids only and no text
     of a meme.
     """
-    lead: list[str] = []
-    read = _runs_of_one_split(runs)
-    name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
-    if read[0].question is None:
-        found = find_verdict_noise(read, protocols_of(protocol, read[0].protocols)[0])
-        sections, figures = [noise_section(found, name, show)], asdict(found)
-    elif protocol is not None:
-        raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
+    from eval.reports.label_sections import noise_section
+    from eval.scores.label_noise import find_task_noise, noise_of_harm
+    from eval.studies.vote import left_out_probabilities
+
+    if bool(runs) == (library is not None):
+        raise click.UsageError("Give either runs or --library.")
+    if library is not None:
+        name, found = library.name, noise_of_harm(left_out_probabilities(library))
     else:
-        of_task = find_task_noise(read)
-        if of_task.too_few:
-            lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(of_task.too_few)}."]
-        sections = [noise_section(one, name, show, label=label) for label, one in of_task.by_label.items()]
-        figures = asdict(of_task)
-    return Shown(title="Label noise", lead=lead, sections=sections, figures={"of": name, **figures})
+        read = _runs_of_one_split(runs)
+        name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
+        if read[0].question is not None and protocol is not None:
+            raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
+        found = find_task_noise(read, None if read[0].question else protocols_of(protocol, read[0].protocols)[0])
+    lead = (
+        [f"Not looked at, as too few memes have it, or lack it: {', '.join(found.too_few)}."] if found.too_few else []
+    )
+    sections = [noise_section(one, name, show, label=label) for label, one in found.by_label.items()]
+    return Shown(title="Label noise", lead=lead, sections=sections, figures={"of": name, **asdict(found)})
 
 
 def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:

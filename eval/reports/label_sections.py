@@ -122,31 +122,21 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
     )
 
 
-def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -> Section:
-    """Labels that are likely wrong, the least supported first.
-
-    Args:
-        label: Label of a task that memes have or lack, instead of harmful or not.
-    """
-    has = label or "harmful"
-    lacks = f"not {has}"
-    rows = [("meme", "label", f"probability of {has if label else 'harm'}")]
-    rows += [(one.id, has if one.harmful else lacks, figure(one.probability)) for one in found.noisy[:most]]
+def noise_section(found: LabelNoise, name: str, most: int, *, label: str) -> Section:
+    """Labels that are likely wrong, the least supported first."""
+    rows = [("meme", "label", f"probability of {label}")]
+    rows += [(one.id, label if one.harmful else f"not {label}", figure(one.probability)) for one in found.noisy[:most]]
     notes = [
         f"{len(found.noisy):,} of {found.n:,} labels are likely wrong. By confident learning {found.harmful_wrong:.1%} "
-        f"of the memes labelled {has} are not, and {found.benign_wrong:.1%} of the others are.",
+        f"of the memes labelled {label} are not, and {found.benign_wrong:.1%} of the others are.",
         "A system's own errors stand among them and in these shares: have people look before a label is changed.",
     ]
     if len(found.noisy) > most:
         notes.append(f"{len(found.noisy) - most:,} more are not shown; --json lists all.")
     if found.without:
         notes.append(f"{found.without:,} memes have no probability, and were not looked at.")
-    return Section(
-        key=f"noise-{label}" if label else "noise",
-        title=f"Labels to look at{f', {has}' if label else ''}: {name}",
-        rows=tuple(rows) if found.noisy else (),
-        notes=tuple(notes),
-    )
+    title = f"Labels to look at, {label}: {name}"
+    return Section(f"noise-{label}", title, tuple(rows) if found.noisy else (), tuple(notes))
 
 
 def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Section]:

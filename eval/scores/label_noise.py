@@ -16,7 +16,7 @@ import numpy as np
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.metrics import HARM, Answers, answers_of, question_of
+from eval.scores.metrics import HARM, Answers, answers_of
 
 FEWEST = 20
 """Fewest memes of each label for reliable confidence thresholds."""
@@ -106,35 +106,31 @@ class TaskNoise:
     task: str
     by_label: Mapping[str, LabelNoise]
     """Label noise by label, where having the label takes the place of being harmful."""
-    too_few: tuple[str, ...]
+    too_few: tuple[str, ...] = ()
 
 
-def find_verdict_noise(read: Sequence[Results], protocol: Protocol) -> LabelNoise:
-    """Lists labels of harm that are likely wrong, by the mean of the runs' scores.
-
-    Raises like :func:`find_label_noise`, and BadRequest: The runs disagree on a gold label.
-    """
-    return find_label_noise(_by_meme([answers_of(results, protocol) for results in read])(HARM.index("harmful")))
-
-
-def find_task_noise(read: Sequence[Results]) -> TaskNoise:
+def find_task_noise(read: Sequence[Results], protocol: Protocol | None = None) -> TaskNoise:
     """Lists gold labels that are likely wrong, by the mean of the runs' probabilities of each label.
+
+    Args:
+        protocol: Protocol of verdicts, whose one label is "harmful"; None for answers to a question.
 
     Raises:
         BadRequest: The runs disagree on a gold label, none has probabilities, or no label has enough memes.
         NotLoaded: cleanlab is not installed.
     """
-    question = question_of(read[0])
-    answers = [answers_of(results) for results in read]
+    answers = [answers_of(results, protocol) for results in read]
+    memes_of, task = _by_meme(answers), answers[0].task
+    if protocol is not None:
+        return noise_of_harm(memes_of(HARM.index("harmful")))
     if all(np.isnan(each.arrays.scores).any(axis=1).all() for each in answers):
         raise BadRequest(
-            f"No answer of these runs has probabilities of the labels of {question.task}: ask for them with --odds, or "
-            "take the vote of labelled memes.",
+            f"No answer of these runs has probabilities of the labels of {task}: ask for them with --odds, or take the "
+            "vote of labelled memes.",
             reason="NO_SCORES",
         )
-    memes_of = _by_meme(answers)
     found, too_few = {}, []
-    for place, label in enumerate(question.labels):
+    for place, label in enumerate(answers[0].arrays.labels):
         # One rare label must not prevent the others from being checked.
         try:
             found[label] = find_label_noise(memes_of(place))
@@ -144,9 +140,14 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
             too_few.append(label)
     if not found:
         raise BadRequest(
-            f"No label of {question.task} has enough memes with and without it to list label noise.", reason=TOO_FEW
+            f"No label of {task} has enough memes with and without it to list label noise.", reason=TOO_FEW
         )
-    return TaskNoise(question.task, found, tuple(too_few))
+    return TaskNoise(task, found, tuple(too_few))
+
+
+def noise_of_harm(memes: Sequence[tuple[str, bool, float | None]]) -> TaskNoise:
+    """Lists labels of harm that are likely wrong; arguments and errors as of :func:`find_label_noise`."""
+    return TaskNoise("harm", {"harmful": find_label_noise(memes)})
 
 
 def _by_meme(read: Sequence[Answers]) -> Callable[[int], list[tuple[str, bool, float | None]]]:

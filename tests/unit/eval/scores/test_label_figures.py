@@ -217,7 +217,7 @@ def test_label_noise_of_several_runs_uses_the_mean_of_their_scores(tmp_path):
     for name in ("a", "b"):
         write_run(tmp_path / name, results(gold, [H] * 200, name=name, score=scores))
     found = json.loads(invoke("labels", "noise", tmp_path / "a", tmp_path / "b", "--json"))
-    assert len({one["id"] for one in found["noisy"]} & wrong) >= 8
+    assert len({one["id"] for one in found["by_label"]["harmful"]["noisy"]} & wrong) >= 8
     output = invoke("labels", "noise", tmp_path / "a", "--show", 1)
     assert "labels are likely wrong" in output and "more are not shown" in output
     write_run(tmp_path / "c", results([not harmful for harmful in gold], [H] * 200, score=scores))
