@@ -1,13 +1,6 @@
-"""The sets of texts that measure the detector of prompt injections, by name.
-
-``python -m tests.support.steering_sets FOLDER`` writes each as a JSON array, for ``memecourt-eval steering``.
-"""
+"""The sets of texts that measure the detector of prompt injections, by name."""
 
 from __future__ import annotations
-
-import json
-import sys
-from pathlib import Path
 
 from tests.support.held_out import HELD_OUT, SEEN, STEERING
 from tests.support.injections import INJECTIONS, marked
@@ -18,15 +11,3 @@ SETS: dict[str, list[str]] = {
     "lookalikes-seen": [text for texts in SEEN.values() for text in texts],
     "lookalikes-held-out": [text for texts in HELD_OUT.values() for text in texts],
 }
-
-
-def main(folder: Path) -> None:
-    """Writes each set to a file in a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, texts in SETS.items():
-        (folder / f"{name}.json").write_text(json.dumps(texts), encoding="utf-8")
-    print(f"{len(SETS)} files in {folder}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
