@@ -186,8 +186,10 @@ def describe(
         chosen = dataset_in(data, id_)
     found = run_watched(lambda progress: description.describe(chosen, data, wanted, progress, in_parts=plain))
     title = f"Description of {chosen.title}"
+    sections = description_sections(found)
+    if markdown is not None:
+        write_page(markdown, as_markdown(title, chosen.caveats, sections))
     figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
-    sections = description.description_sections(found, page=html is not None)
     answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
     show_answer(answer, html=html, as_json=as_json)
 

@@ -19,8 +19,7 @@ from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
 from eval.datasets.read import DETECT, language_of, row_of
-from eval.reports.figures import bars, shares
-from eval.reports.sections import Drawn, Section
+from eval.reports.sections import Section
 from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
 from eval.scores.description import MONTH, Facet, Tabled, are_groups, facet_of, month_of
@@ -208,7 +207,7 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
             yield tables.lengths_table(task, words)
     counts = np.histogram(words, (*_BINS, np.inf))[0].tolist()
     rows = [(f"from {low}", count, count / len(words)) for low, count in zip(_BINS, counts, strict=True)]
-    yield Tabled("words", "Words of the texts", ("words", "memes", "share"), rows=tuple(rows), plot="bars")
+    yield Tabled("words", "Words of the texts", ("words", "memes", "share"), rows=tuple(rows))
     languages = Counter(filter(None, material.values("language")))
     notes = []
     if not languages:
@@ -234,24 +233,19 @@ async def _count_duplicates(material: _Material, progress: Progress) -> list[tup
     return [(f"{kind}: groups", " + ".join(parts), sum(size > 1 for size in sizes.values())), *between]
 
 
-def description_sections(found: Sequence[Tabled], *, page: bool = False) -> list[Section]:
-    """The tables as sections; with plots for a page."""
-    return [_section(one, page=page) for one in found]
+def description_sections(found: Sequence[Tabled]) -> list[Section]:
+    """The tables as sections."""
+    return [Section(one.key, one.title, (one.head, *_rows(one)) if one.rows else (), notes=one.notes) for one in found]
 
 
-def _section(found: Tabled, *, page: bool) -> Section:
-    rows, svg = [tuple(map(_cell, row)) for row in found.rows], None
-    if found.plot == "shares":
-        counts = {str(name): [float(one or 0) / (n or 1) for one in line] for name, n, *line in found.rows[:-1]}  # type: ignore[arg-type, operator]
-        rows = [
-            (*row[:2], *(f"{cell} ({share:.0%})" for cell, share in zip(row[2:], shared, strict=True)))
-            for row, shared in zip(rows, counts.values(), strict=False)
-        ] + rows[-1:]
-        svg = shares(found.head[2:], counts, found.key) if page else None
-    elif found.plot and page:
-        svg = bars([str(row[0]) for row in found.rows], [row[-1] or 0.0 for row in found.rows], found.key)  # type: ignore[misc]
-    drawn = (Drawn(found.title, svg, "Shares of the memes"),) if svg else ()
-    return Section(found.key, found.title, (found.head, *rows) if rows else (), notes=found.notes, drawn=drawn)
+def _rows(found: Tabled) -> Iterator[tuple[str, ...]]:
+    for place, row in enumerate(found.rows, 1):
+        cells = tuple(map(_cell, row))
+        # The last row has p-values.
+        if found.shares and place < len(found.rows):
+            _, n, *counts = row
+            cells = (*cells[:2], *(f"{int(count or 0):,} ({int(count or 0) / int(n or 1):.0%})" for count in counts))
+        yield cells
 
 
 def _cell(value: str | int | float | Figure | None) -> str:

@@ -46,8 +46,8 @@ class Tabled:
     head: tuple[str, ...]
     rows: tuple[tuple[str | int | float | Figure | None, ...], ...]
     notes: tuple[str, ...] = ()
-    plot: str = ""
-    """``bars`` of the last column, ``shares`` of each row's memes (its second cell), or empty."""
+    shares: bool = False
+    """True if the cells after the second are counts of the memes there, of which a reader wants the share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,6 @@ def labels_table(task: Facet) -> Tabled:
         head=("label", "memes", "share"),
         rows=tuple((label, count, wilson(count, n)) for label, count in counts),
         notes=(*notes, "Shares have Wilson's 95 % intervals."),
-        plot="bars",
     )
 
 
@@ -211,7 +210,7 @@ def by_table(task: Facet, axis: Facet) -> Tabled:
             ("p, corrected", None, *(None if one is None else next(corrected) for one in ps)),
         ),
         notes=tuple(notes),
-        plot="shares",
+        shares=True,
     )
 
 
