@@ -79,50 +79,24 @@ def interval(resampled: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _figure(value: float, resampled: Floats) -> Figure:
-    return Figure(value, *interval(resampled))
-
-
-def share_figure(value: float, resampled: Floats, n: int) -> Figure:
+def share_figure(value: float, resampled: Floats, n: int, *, largest: float = 1.0, edges_only: bool = False) -> Figure:
     """A share of ``n`` memes; if all resamples agree, with the exact interval of Clopper and Pearson (1934).
 
     The bootstrap interval of identical outcomes has no width: one correctly judged meme would be an accuracy of exactly
     1. If whole groups are drawn, ``n`` is their number: a group is one draw, however many memes it has.
+
+    Args:
+        largest: Value of a share of 1: the most steps of an error, or the value of a mean if all answers are right.
+        edges_only: True for figures that are no shares, such as an F1: resamples may agree on a value between 0 and
+            ``largest``, for example because all scores are equal; then nothing varies. But a single draw always agrees
+            with itself.
     """
     low, high = interval(resampled)
-    if low == high:
-        # Not above: nearly every command imports this module, and would be twice as slow to show its --help.
-        from scipy.stats import binomtest
-
+    if low == high and n and (not edges_only or value in (0.0, largest) or n == 1):
         # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
-        exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
-        low, high = float(exact.low), float(exact.high)
+        exact = binomtest(round(value / largest * n), n).proportion_ci(confidence_level=0.95, method="exact")
+        low, high = largest * float(exact.low), largest * float(exact.high)
     return Figure(value, low, high)
-
-
-def wilson(count: int, n: int) -> Figure | None:
-    """A share with Wilson's 95 % interval (1927), valid for few memes and shares near 0 and 1; None if ``n`` is 0."""
-    from scipy.stats import binomtest
-
-    if not n:
-        return None
-    span = binomtest(count, n).proportion_ci(confidence_level=0.95, method="wilson")
-    return Figure(count / n, float(span.low), float(span.high))
-
-
-def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
-    """A figure in [0, 1] that is not a share, such as an F1: at 0 and 1 it gets the interval of a share of ``n``.
-
-    Resamples may also agree on another value, for example because all scores are equal; then nothing varies. But a
-    single draw always agrees with itself.
-    """
-    return share_figure(value, resampled, n) if (value in (0.0, 1.0) and n) or n == 1 else _figure(value, resampled)
-
-
-def error_figure(value: float, resampled: Floats, *, n: int, largest: float) -> Figure:
-    """A mean error in steps, at most ``largest``; at 0 and ``largest`` it gets the interval of a share of ``n``."""
-    share = edge_figure(value / largest, resampled / largest, n)
-    return Figure(value, share.low * largest, share.high * largest)
 
 
 NOTHING = "–"
@@ -285,13 +259,10 @@ def _with_interval(name: str, value: float, over: Floats, arrays: TaskArrays, n:
     if kind == "agreement-ceiling":
         return Figure(value, *interval(over))
     if kind in ("mmae", "mmae-strict"):
-        return error_figure(value, over, n=n, largest=len(arrays.labels) - 1)
-    if kind in OF_SCORES or not n:
-        return edge_figure(value, over, n)
-    # All answers are right, yet the mean is below 1: scales the interval of a share of 1.
-    if kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2]):
-        return error_figure(value, over, n=n, largest=value)
-    return share_figure(value, over, n)
+        return share_figure(value, over, n, largest=len(arrays.labels) - 1, edges_only=True)
+    # If all answers are right, the mean may still be below 1.
+    best = kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2])
+    return share_figure(value, over, n, largest=value if best else 1.0, edges_only=bool(best) or kind in OF_SCORES)
 
 
 def _all_right(arrays: TaskArrays, label: str) -> bool:
