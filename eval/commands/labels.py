@@ -110,14 +110,19 @@ def labels() -> None:
 def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], harmful: str | None, seed: int) -> Shown:
     """Measures how far annotators agree, and compares each RUN with their votes.
 
-    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator (or rater) and label, one line per vote,
+    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator and label, one line per vote,
     such as a table of memes that several people labelled (--column id=filename --column annotator=who); or the folder
     of a run whose data set's card keeps votes, which is then compared with them too. Agreement is measured by
     Krippendorff's alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's
     accuracy against the rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier
-    score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
+    score), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
+    from eval.reports.label_sections import annotators_section, soft_section
+    from eval.scores import annotators as scored
+    from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
+    from eval.scores.meme_rows import read_meme_rows
+
     named = words_in(harmful)
     lead: list[str] = []
     if votes.is_dir():
@@ -133,9 +138,7 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     else:
         # Names of a header are read in lower case.
         by_field = {field: name.lower() for field, _, name in (one.partition("=") for one in columns)}
-        annotator = column_named(votes, scored.ANNOTATOR_COLUMNS, "votes of annotators")
-        fields = {"id": "id", "annotator": annotator, "label": "label"}
-        wanted = {field: by_field.pop(field, usual) for field, usual in fields.items()}
+        wanted = {field: by_field.pop(field, field) for field in ("id", "annotator", "label")}
         if by_field:
             raise click.UsageError("--column maps id, annotator or label to a column, as in annotator=who.")
         rows, missing = read_meme_rows(votes, tuple(wanted.values()), "votes of annotators")

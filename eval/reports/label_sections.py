@@ -92,10 +92,10 @@ def annotators_section(found: AnnotatorAgreement) -> Section:
 
 def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
     """Predictions compared with annotators' shares, one row per system."""
-    heads = ("system", "scored", "Brier, soft", "cross-entropy", "at least", "accuracy, unanimous", "contested")
+    heads = ("system", "scored", "Brier, soft", "accuracy, unanimous", "contested")
     without = [f"{name} {one.without_votes:,}" for name, one in rows if one.without_votes]
     even = max(one.even for _, one in rows)
-    notes = ["Scores are held against the share of annotators who found a meme harmful; cross-entropy in nats."]
+    notes = ["Scores are held against the share of annotators who found a meme harmful."]
     if even:
         notes.append(f"On {even:,} memes the votes are even: there is no majority that could be right.")
     if without:
@@ -110,8 +110,6 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
                     name,
                     f"{one.scored:,}",
                     figure(one.brier),
-                    figure(one.cross_entropy),
-                    figure(one.least_entropy),
                     figure(one.unanimous),
                     figure(one.contested),
                 )

@@ -10,14 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import log
 from typing import Any
 
 import numpy as np
 
 from court.errors import BadRequest
 from eval.runs.results import Judged, Results, card_of_results
-from eval.scores.means import RESAMPLES_OF_MEANS, MemeValues, mean_of, share_of
+from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
 from eval.scores.measure import RESAMPLES, Figure, Floats, interval, share_figure
 from retrieval.library.cells import plain_word
 from retrieval.library.readers import LABEL_WORDS
@@ -114,14 +113,6 @@ def _expected(counts: Floats, scale: Scale) -> Floats:
     pairs = counts[:, :, None] * counts[:, None, :] * _distances(counts, scale)
     # Minus one, since no rating is paired with itself by chance either.
     return np.asarray(pairs.sum(axis=(1, 2)) / (counts.sum(axis=1) - 1))
-
-
-_SMALLEST = 1e-6
-"""Smallest distance of a probability from 0 and 1, since the logarithm of 0 is undefined."""
-
-
-ANNOTATOR_COLUMNS = ("annotator", "rater", "annotator_id", "rater_id", "worker_id", "coder")
-"""Names of the column that says who cast a vote, the usual one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +268,6 @@ class SoftScores:
 
     scored: int
     brier: Figure | None
-    cross_entropy: Figure | None
-    """Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no meme has a
-    score."""
-    least_entropy: float | None
     unanimous: Figure | None
     """Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are none."""
     contested: Figure | None
@@ -293,43 +280,27 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
     """Scores predictions against the shares of annotators; a meme without a class counts as wrong."""
     voted = [one for one in judged if one.meme.id in shares]
     squares: list[tuple[str, float]] = []
-    entropies: list[tuple[str, float]] = []
-    least: list[float] = []
     right: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
     even = 0
     for one in voted:
         meme, share, score = one.meme.id, shares[one.meme.id], one.prediction.score
         if score is not None:
             squares.append((meme, (score - share) ** 2))
-            entropies.append((meme, _cross_entropy(share, score)))
-            # The entropy of the shares themselves, over the same memes: the part of the cross-entropy that
-            # is due to disagreement between annotators.
-            least.append(_cross_entropy(share, share))
         if share == 0.5:
             even += 1
         else:
             # `is`, not `==`: an undecided verdict is None, which matches neither class.
             right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
-    found: list[MemeValues] = [squares, entropies, right[True], right[False]]
-    brier, entropy = (mean_of(values, RESAMPLES, seed) for values in found[:2])
-    unanimous, contested = (share_of(values, RESAMPLES, seed) for values in found[2:])
+    unanimous, contested = (share_of(right[agreed], RESAMPLES, seed) for agreed in (True, False))
     return SoftScores(
         scored=len(squares),
-        brier=brier,
-        cross_entropy=entropy,
-        least_entropy=sum(least) / len(least) if least else None,
+        brier=mean_of(squares, RESAMPLES, seed),
         unanimous=unanimous,
         contested=contested,
         even=even,
         # Reported, so that a figure over few of many memes is recognised as such.
         without_votes=len(judged) - len(voted),
     )
-
-
-def _cross_entropy(share: float, score: float) -> float:
-    # Only the score is clipped; a share of 0 or 1 is an observation.
-    p = min(max(score, _SMALLEST), 1 - _SMALLEST)
-    return -(share * log(p) + (1 - share) * log(1 - p))
 
 
 def _most(counts: Counter[str]) -> str | None:

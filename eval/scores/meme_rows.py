@@ -9,13 +9,11 @@ from pathlib import Path
 from court.errors import BadRequest
 from retrieval.library.cells import BadCell, label_of, word_of
 from retrieval.library.tables import (
-    DELIMITERS,
     Record,
     csv_records,
     delimiter_of,
     header_of,
     json_records,
-    parse_object,
     read_text,
     repeated_names,
 )
@@ -78,15 +76,6 @@ def read_meme_rows(
     none_is_word = columns[-1] != "group" and len(words) == 2
     usable = [row for row in rows if label_of(row[-1], {"none"} if none_is_word else ()) is not None]
     return usable, len(rows) - len(usable)
-
-
-def column_named(path: Path, names: Sequence[str], what: str) -> str:
-    """The first of these names that is a column of a table; the first of all if none is. Raises BadRequest."""
-    content = read_text(path, what)
-    line = content.lstrip().split("\n", 1)[0]
-    header = {name for sign in DELIMITERS for name in header_of(content, sign)}
-    header |= (parse_object(line) or {}).keys()
-    return next((name for name in names if name in header), names[0])
 
 
 def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Record]:
