@@ -62,7 +62,7 @@ def score(file: Path, **options: Any) -> Shown:
 
     FILE is CSV with a header, JSON a line or Parquet, with an id and a label each: harmful, not_harmful, 1, 0, true,
     false, or the data set's own words; undecided, or empty for no answer. A score (probability of harm, from 0 to 1)
-    and, for data sets of three levels, a level may stand beside them. Or it is a log of Inspect AI (….eval, ….json),
+    may stand beside them. Or it is a log of Inspect AI (….eval, ….json),
     whose samples have the memes' ids and whose scorer's answers are labels. Faults are told by line, row or sample, and
     nothing is scored until they are gone. A meme that FILE says nothing of has failed: it is wrong in the strict
     figures.

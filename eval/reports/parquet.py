@@ -19,7 +19,7 @@ def write_parquet(results: Results, target: Path) -> int:
     the meme), ``outcome``, ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``,
     ``tokens_in``, ``tokens_out``, ``seconds``. Runs that asked a question have, instead of ``gold_PROTOCOL``,
     ``gold_TASK`` and ``said_TASK``, lists of labels or null, and ``score:LABEL``, the probability of each label or
-    null. ``memecourt-eval score --task`` reads them. Raises as :func:`write_rows`.
+    null. Raises as :func:`write_rows`.
     """
     question = results.question
     protocols = () if question else results.protocols

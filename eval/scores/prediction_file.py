@@ -1,13 +1,12 @@
 """Predictions of any system, read from a file, so that they are scored by the same rules as the court's.
 
 A file is CSV with a header, JSON lines, Parquet, or an Inspect AI log (:mod:`eval.scores.prediction_rows`). ``id`` and
-``label`` are required; ``score`` (a probability of harm) and ``level`` are optional. A file with any invalid content is
+``label`` are required; ``score`` (a probability of harm) is optional. A file with any invalid content is
 rejected as a whole, with each fault reported by line, row or sample: otherwise half a file would be scored as if the
 other half had been left blank.
 
-Answers to a question of a data set's card are in the column ``label``, in a column per label (``yes`` or ``no``, for
-tasks that allow several labels), in ``said_TASK`` as written by ``memecourt-eval export --parquet``, or in the
-predictions of our own Inspect logs. Cells are mapped to labels by the same rules as gold labels.
+Answers to a question of a data set's card are in the column ``label``, or in a column per label (``yes`` or ``no``, for
+tasks that allow several labels). Cells are mapped to labels by the same rules as gold labels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from scipy.stats import mannwhitneyu
 
 from court.errors import BadRequest
@@ -39,19 +37,11 @@ _CONTRADICTS = 0.1
 """AUROC of scores against the same file's labels below which they contradict these."""
 _SHOWN = 60
 """Characters of an id that a message shows: if columns are mixed up, it must not quote a meme's text."""
-_COLUMNS = ("id", "label", "score", "level")
+_COLUMNS = ("id", "label", "score")
 
 NO_ANSWER = "NO_ANSWER"
 """Reason of a prediction whose label is empty."""
 
-_LEVELS = {
-    "not harmful": Level.NOT_HARMFUL,
-    "somewhat harmful": Level.SOMEWHAT_HARMFUL,
-    "very harmful": Level.VERY_HARMFUL,
-    "0": Level.NOT_HARMFUL,
-    "1": Level.SOMEWHAT_HARMFUL,
-    "2": Level.VERY_HARMFUL,
-}
 _LABELS: Mapping[str, tuple[Outcome, Level | None]] = {
     **{word: (Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL, None) for word, harmful in LABEL_WORDS.items()},
     "somewhat harmful": (Outcome.HARMFUL, Level.SOMEWHAT_HARMFUL),
@@ -97,7 +87,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
 
     Raises:
         BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, an unknown label, or a
-            malformed score or level.
+            malformed score.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
     levelled = any(meme.level is not None for meme in memes)
@@ -164,9 +154,7 @@ def collect_predictions(
             # Before it is looked up, so that a repeated unknown id is reported as a duplicate.
             seen[id_] = line
             if id_ not in known:
-                # Only for faults that are listed, as a hint searches all ids.
-                hint = _hint(id_, known) if len(faults) < _MOST_LISTED else ""
-                raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
+                raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
             predictions[id_] = predict(id_, record)
         except LineFault as fault:
             faults.append(f"{unit} {line}: {fault}")
@@ -201,16 +189,6 @@ def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
                 f"The scores of {label} contradict the file's own labels: their AUROC against these is {auroc:.3f}. "
                 "Are they probabilities of the other label?"
             )
-
-
-def _hint(id_: str, known: Collection[str]) -> str:
-    """Names the meme of the split whose id differs only in leading zeros or an extension; empty if there is none."""
-
-    def plain(name: str) -> str:
-        return name.rpartition("/")[2].rpartition(".")[0 if "." in name else 2].lstrip("0")
-
-    similar = [name for name in known if plain(name) == plain(id_)]
-    return f"; is it {similar[0][:_SHOWN]!r}, whose id was changed by what wrote the file?" if len(similar) == 1 else ""
 
 
 def _with_benign_levels(
@@ -253,22 +231,15 @@ def _prediction(
 ) -> Prediction:
     if "label" not in record:
         raise LineFault("it has no label; leave it empty where there is no answer")
-    word = _word(record["label"], "label", words)
+    if not is_missing(record["label"]) and plain_word(record["label"]) is None:
+        raise LineFault("the label is neither a word nor a whole number")
+    word = label_of(record["label"], words) or ""
     if word not in words:
         raise LineFault(
             "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
             "or the data set's own words)"
         )
     outcome, level = words[word]
-    named = _word(record.get("level"), "level", _LEVELS)
-    if named:
-        if not levelled:
-            raise LineFault("it gives a level, and this data set has none")
-        if named not in _LEVELS:
-            raise LineFault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
-        if outcome.harmful is not (_LEVELS[named] is not Level.NOT_HARMFUL) or level not in (None, _LEVELS[named]):
-            raise LineFault("label and level contradict each other")
-        level = _LEVELS[named]
     return Prediction(
         meme=id_,
         outcome=outcome,
@@ -286,13 +257,6 @@ def _id(record: Mapping[str, Any]) -> str:
         raise LineFault("it has no id")
     # Ids in JSON may be numbers, while those of the split are strings.
     return str(id_).strip()
-
-
-def _word(value: Any, what: str, named: Collection[str]) -> str:
-    """A label in plain words; empty for a missing value."""
-    if not is_missing(value) and plain_word(value) is None:
-        raise LineFault(f"the {what} is neither a word nor a whole number")
-    return label_of(value, named) or ""
 
 
 def read_score(value: Any) -> float | None:
@@ -322,7 +286,7 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
     """
     rules = _AnswerRules.of(task)
     read = collect_predictions(path, memes, prediction_rows(path, scorer, columns=("id",)), rules.prediction)
-    used = {"id", _ANSWER, rules.said, "said", *rules.columns, *rules.scores}
+    used = {"id", _ANSWER, *rules.columns, *rules.scores}
     return read.scored(memes, used)
 
 
@@ -336,8 +300,6 @@ class _AnswerRules:
     """Rules for a column per label; None if the task allows only one label."""
     columns: frozenset[str]
     scores: Mapping[str, str]
-    said: str
-    """Name of the column of whole answers in our Parquet files."""
 
     @classmethod
     def of(cls, task: CardTask) -> _AnswerRules:
@@ -374,7 +336,6 @@ class _AnswerRules:
             by_label=compile_task(each, _no_join) if multi else None,
             columns=frozenset(named.values()) if multi else frozenset(),
             scores={f"{SCORE_COLUMN}{column}": label for label, column in named.items()},
-            said=f"said_{task.id}".lower(),
         )
 
     def prediction(self, id_: str, record: Mapping[str, Any]) -> Prediction:
@@ -392,18 +353,6 @@ class _AnswerRules:
         )
 
     def _answer(self, record: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, dict[str, float]]:
-        if "said" in record:
-            # In our own logs: the answer for this task, or none.
-            answer = record["said"].get(self.task.id) if isinstance(record["said"], Mapping) else None
-            if answer is None:
-                raise LineFault(f"its prediction is of another task than {self.task.id}")
-            try:
-                found = TaskAnswer.model_validate(answer)
-            except ValidationError:
-                raise LineFault("its prediction is none that this version writes") from None
-            return self._labels(list(found.labels)), found.scores
-        if self.said in record:
-            return self._labels(record[self.said]), self._scores(record)
         scores = self._scores(record)
         if self.by_label is not None and self.columns and self.columns <= record.keys():
             return self.by_label(dict(record)).labels, scores
@@ -423,7 +372,6 @@ class _AnswerRules:
             if isinstance(cell, str) and cell.strip():
                 cell = [part.strip() for part in cell.split(_PARTED_BY) if part.strip()]
         elif isinstance(cell, list):
-            # Our Parquet files have a list for every kind of task.
             if len(cell) != 1:
                 raise LineFault(f"it has {len(cell)} labels, and a meme has one of {self.task.id}")
             cell = cell[0]

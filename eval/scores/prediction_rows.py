@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
-from eval.datasets.items import Outcome
-from eval.datasets.record_files import RecordFile
+from eval.datasets.record_files import RecordFile, parse_object
 from eval.scores.meme_rows import table_records
 from retrieval.library.tables import Record, parse_object
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = ("id", "label")
-_OUTCOME = "outcome"
-"""Column that ``memecourt-eval export --parquet`` writes instead of a label."""
 
 
 class PredictionRows(NamedTuple):
@@ -36,7 +33,7 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
     """Opens a file of predictions.
 
     Args:
-        columns: Columns that a table must have; ``label`` may be called ``outcome`` in Parquet.
+        columns: Columns that a table must have.
 
     Raises:
         BadRequest: The file can't be read, or a scorer is named and the file is not a log.
@@ -76,22 +73,12 @@ def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
     if first is None:
         return
     names = [name.lower() for name in first[1]]
-    label = "label" if "label" in names or "label" not in columns else _OUTCOME
-    needed = {label if name == "label" else name for name in columns}
     # As in a table: of two columns with the same name the last would silently win.
-    if not needed <= set(names) or len(set(names)) < len(names):
+    if not set(columns) <= set(names) or len(set(names)) < len(names):
         yield 1, f"the columns must be {' and '.join(columns)} among others, and none there twice"
         return
     for number, row in itertools.chain([first], rows):
-        if isinstance(row, str):
-            yield number, row
-            continue
-        record = {name.lower(): value for name, value in row.items()}
-        if label == _OUTCOME:
-            outcome = record.pop(_OUTCOME)
-            # A failure is not a label: an empty label means that there is no answer.
-            record["label"] = "" if outcome == Outcome.FAILED else outcome
-        yield number, record
+        yield number, row if isinstance(row, str) else {name.lower(): value for name, value in row.items()}
 
 
 _BIG = frozenset({"events", "attachments", "messages", "store"})
@@ -102,12 +89,11 @@ def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tup
     """Reads a log, ``….eval`` or ``….json``.
 
     Args:
-        scorer: Scorer whose answers are the labels. If empty, labels are the predictions that ``memecourt-eval export
-            --inspect`` puts into the samples' metadata or, in other logs, the answers of the log's first scorer.
+        scorer: Scorer whose answers are the labels; the log's first one if empty.
 
     Returns:
-        Number of each sample, from 1 in the order of the ids, with a record of ``id`` and ``label`` (our own logs also
-        have ``score`` and ``level``, or ``said``), or with a description of the sample's fault.
+        Number of each sample, from 1 in the order of the ids, with a record of ``id`` and ``label``, or with a
+        description of the sample's fault.
 
     Raises:
         BadRequest: The file is not a log, has no such scorer, or its scorer gives no answers.
@@ -123,9 +109,8 @@ def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tup
             field="scorer",
         )
     by = scorer or (names[0] if names else "")
-    predicted = not scorer and any(_prediction(sample) is not None for sample in samples)
     # Otherwise a scorer that only marks answers right or wrong would make every meme a failure of the system.
-    if samples and not predicted and not any(_answer(sample, by) for sample in samples):
+    if samples and not any(_answer(sample, by) for sample in samples):
         raise BadRequest(
             f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
             f"are read from what a scorer sets as answer. Scorers: {', '.join(names) or 'none'}; name one with "
@@ -133,12 +118,11 @@ def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tup
             reason="PREDICTIONS_UNUSABLE",
             field="scorer",
         )
-    others = ", ".join(name for name in names if name != by or predicted) or "none"
-    taken = "the predictions in its metadata" if predicted else f"the answers of the scorer {by}"
-    notes = [f"{path.name}: labels are {taken}; other scorers: {others}."]
+    others = ", ".join(name for name in names if name != by) or "none"
+    notes = [f"{path.name}: labels are the answers of the scorer {by}; other scorers: {others}."]
     if status != "success":
         notes.append(f"{path.name}: the log's status is {status}, so that samples may be missing.")
-    records = ((number, _record(sample, "" if predicted else by)) for number, sample in enumerate(samples, 1))
+    records = ((number, _record(sample, by)) for number, sample in enumerate(samples, 1))
     return records, tuple(notes)
 
 
@@ -168,18 +152,9 @@ def _samples(path: Path) -> tuple[str, list[EvalSample]]:
 
 
 def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
-    """A sample's row from the scorer's answer or, if no scorer is named, from the prediction in its metadata."""
+    """A sample's row from the scorer's answer."""
     if sample.epoch > 1:
         return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
-    if not scorer:
-        prediction = _prediction(sample)
-        if prediction is None:
-            return "its metadata has no prediction, and that of others has"
-        # A failure is not a label: an empty label means that there is no answer.
-        label = "" if prediction["outcome"] == Outcome.FAILED else prediction["outcome"]
-        if prediction.get("said"):  # a run that asked a question has its answers by task
-            return {"id": sample.id, "label": label, "said": prediction["said"]}
-        return {"id": sample.id, "label": label, "score": prediction.get("score"), "level": prediction.get("level")}
     # A sample that ended in an error is the system's failure: it counts as wrong and is not rejected.
     if sample.error is not None:
         return {"id": sample.id, "label": ""}
@@ -192,8 +167,3 @@ def _answer(sample: EvalSample, scorer: str) -> str:
     """The scorer's answer; empty if it has none."""
     score = (sample.scores or {}).get(scorer)
     return (score.answer or "").strip() if score is not None else ""
-
-
-def _prediction(sample: EvalSample) -> Mapping[str, Any] | None:
-    prediction = sample.metadata.get("prediction")
-    return prediction if isinstance(prediction, Mapping) and prediction.get("outcome") in set(Outcome) else None

@@ -412,10 +412,10 @@ def test_predictions_read_from_a_file_score_the_same(harmeme, due):
     file = harmeme.folder / "predictions.csv"
     with file.open("w", newline="") as lines:
         writer = csv.writer(lines)
-        writer.writerow(["id", "label", "score", "level"])
+        writer.writerow(["id", "label", "score"])
         for meme, opinion in due["full"].items():
             if opinion:
-                writer.writerow([meme, int(opinion.harmful), repr(opinion.probability), int(opinion.level)])
+                writer.writerow([meme, opinion.level.name.lower(), repr(opinion.probability)])
     scores = harmeme.json("score", file, "--dataset", harmeme.dataset, "--data", harmeme.data, "--split", "test")
     assert scores["missing"] == [meme for meme, opinion in due["full"].items() if opinion is None]
     for table in scores["tables"]:

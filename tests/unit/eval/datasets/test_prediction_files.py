@@ -8,11 +8,10 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.items import Level, Outcome, Protocol
-from eval.reports.parquet import write_parquet
+from eval.datasets.items import Level
 from eval.runs.results import read_results
 from eval.scores.prediction_file import NO_ANSWER, read_predictions
-from tests.support.judged import F, H, N, U, meme, results
+from tests.support.judged import F, H, N, U, meme
 from tests.support.report_runs import write_report_run
 
 NOT, SOME, VERY = Level
@@ -81,15 +80,6 @@ def test_unusable_parquet_columns_and_files_are_reported(tmp_path, parquet):
     (tmp_path / "d.parquet").write_text("id,label\na,1\n")
     assert "can't be read as parquet" in fault_in(tmp_path / "d.parquet")
     assert "none.parquet is not there" in fault_in(tmp_path / "none.parquet")
-
-
-def test_parquet_export_of_a_run_is_scored(tmp_path, parquet):
-    # Its label column is called "outcome"; a failure counts as no answer.
-    ours = results([False, True, True, False], [N, H, U, F], ids="abcd", score=[0.1, 0.9, 0.5, None])
-    write_parquet(ours, tmp_path / "run.parquet")
-    read = read_predictions(tmp_path / "run.parquet", TWO)
-    assert [one.outcome for one in read.predictions] == [N, H, U, F]
-    assert [one.score for one in read.predictions] == [0.1, 0.9, 0.5, None]
 
 
 # --- Logs of Inspect AI ----------------------------------------------------------------------------
@@ -185,14 +175,8 @@ def test_inspect_log_of_a_run_round_trips(tmp_path, inspect, ending):
     assert done.exit_code == 0, done.output
     ours = [one for one in read_results(root).judged]
     read = read_predictions(target, [one.meme for one in ours])
-    assert "labels are the predictions in its metadata; other scorers: " in read.notes[0]
-    for back, one in zip(read.predictions, ours, strict=True):
-        prediction = one.prediction
-        assert (back.outcome, back.score) == (prediction.outcome, prediction.score)
-        assert back.level == (Level.NOT_HARMFUL if prediction.outcome is Outcome.NOT_HARMFUL else prediction.level)
-    # The answers of one protocol carry the outcome only, without levels.
-    by_name = read_predictions(target, [one.meme for one in ours], scorer=str(Protocol.MERGED))
-    assert [one.outcome for one in by_name.predictions] == [one.prediction.outcome for one in ours]
+    assert "labels are the answers of the scorer merged; other scorers: extreme" in read.notes[0]
+    assert [one.outcome for one in read.predictions] == [one.prediction.outcome for one in ours]
 
 
 def test_json_lines_may_have_the_extension_json(tmp_path, inspect):

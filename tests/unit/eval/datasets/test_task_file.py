@@ -10,7 +10,6 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.known import find_card
 from eval.scores.prediction_file import NO_ANSWER, read_answers
-from tests.support.cards import own_card
 
 STANCE, FRAMES = find_card("climatememes").tasks
 MISOGYNOUS = next(task for task in find_card("mami").tasks if task.kind == "binary")
@@ -151,22 +150,3 @@ def test_command_scores_answers_and_reports_missing_ones(tmp_path):
     assert run["card"]["unanswered"] == 1 and found["missing"] == ["m3"]
     assert "leave it out with --task" in invoke("--task", "mood", "--protocol", "plain", code=2)
     assert "no task 'weather'; it has mood" in invoke("--task", "weather", code=1)
-
-
-def test_exported_answers_are_read_back_unchanged(tmp_path):
-    from tests.support.task_card import PAIRS, QUESTION, results
-
-    pytest.importorskip("pyarrow")
-    from eval.reports.parquet import write_parquet
-
-    ours = results(PAIRS)
-    # Some answers have probabilities, some do not.
-    for number, one in enumerate(ours.judged[:20:2]):
-        spread = {"for": number / 10, "against": 1 - number / 10, "neither": 0.0}
-        one.prediction.said["stance"] = one.prediction.said["stance"].model_copy(update={"scores": spread})
-    write_parquet(ours, tmp_path / "run.parquet")
-    stance = {"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}
-    (task,) = own_card("csv", ["t.csv"], tasks=[stance]).tasks
-    read = read_answers(tmp_path / "run.parquet", [judged.meme for judged in ours.judged], task)
-    for theirs, one in zip(read.predictions, ours.judged, strict=True):
-        assert theirs.said == one.prediction.said and theirs.outcome is one.prediction.outcome

@@ -78,7 +78,7 @@ def test_csv_and_json_lines_give_the_same_predictions(tmp_path):
     lines = jsonl(
         {"id": "d", "label": "not harmful", "score": 0.25, "note": "x"},
         {"id": "b", "label": "somewhat harmful", "score": "0.5"},
-        {"id": "c", "label": "harmful", "level": 2, "score": 1},
+        {"id": "c", "label": "very harmful", "score": 1},
     )
     one, other = read(tmp_path, table), read(tmp_path, lines)
     assert one == other
@@ -99,7 +99,6 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
         None,
         None,
     ]
-    assert "this data set has none" in refusal(tmp_path, "id,label,level\n1,harmful,2\n", TWO)
     # Without any other level, "not harmful" has none either: it would be the only level scored.
     assert [prediction.level for prediction in read(tmp_path, "id,label\na,0\nb,1\n").predictions] == [None] * 4
     half = refusal(tmp_path, "id,label\na,0\nb,harmful\nc,very harmful\n")
@@ -109,27 +108,22 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("a,harmless?,,", "the label is none that is known"),
-        ("a,2,,", "the label is none that is known"),
-        ("a,perhaps,,", "the label is none that is known"),
-        ("zz,harmful,,", "no meme of the split has the id 'zz'"),
-        (",harmful,,", "it has no id"),
-        ("a,harmful,1.01,", "the score is no number from 0 to 1"),
-        ("a,harmful,-0.1,", "the score is no number from 0 to 1"),
-        ("a,harmful,nan,", "the score is no number from 0 to 1"),
-        ("a,harmful,inf,", "the score is no number from 0 to 1"),
-        ("a,harmful,high,", "the score is no number from 0 to 1"),
-        ("a,harmful,,3", "the level is none that is known"),
-        ("a,harmful,,0", "label and level contradict each other"),
-        ("a,not harmful,,1", "label and level contradict each other"),
-        ("a,very harmful,,1", "label and level contradict each other"),
-        ("a,undecided,,1", "label and level contradict each other"),
-        ("a,harmful", "the line has 2 cells under a header of 4"),
-        ('a,"harmful"x,,', "the line is no CSV"),
+        ("a,harmless?,", "the label is none that is known"),
+        ("a,2,", "the label is none that is known"),
+        ("a,perhaps,", "the label is none that is known"),
+        ("zz,harmful,", "no meme of the split has the id 'zz'"),
+        (",harmful,", "it has no id"),
+        ("a,harmful,1.01", "the score is no number from 0 to 1"),
+        ("a,harmful,-0.1", "the score is no number from 0 to 1"),
+        ("a,harmful,nan", "the score is no number from 0 to 1"),
+        ("a,harmful,inf", "the score is no number from 0 to 1"),
+        ("a,harmful,high", "the score is no number from 0 to 1"),
+        ("a,harmful", "the line has 2 cells under a header of 3"),
+        ('a,"harmful"x,', "the line is no CSV"),
     ],
 )
 def test_faulty_csv_line_is_named(tmp_path, line, fault):
-    message = refusal(tmp_path, f"id,label,score,level\nb,not harmful,0.5,0\n{line}\n")
+    message = refusal(tmp_path, f"id,label,score\nb,not harmful,0.5\n{line}\n")
     assert message.startswith("theirs.csv can't be scored as it is:\nline 3: ") and fault in message
 
 
@@ -176,16 +170,6 @@ def test_very_long_id_is_shortened_in_the_error(tmp_path):
 )
 def test_files_without_predictions_are_refused(tmp_path, content, message):
     assert message in refusal(tmp_path, content)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [("35", "00035"), ("covid_12.png", "covid_12"), ("img/covid_12", "covid_12.jpg"), ("7", "0007.png")],
-)
-def test_id_altered_by_other_software_is_recognised_in_the_error(tmp_path, theirs, ours):
-    message = refusal(tmp_path, f"id,label\n{theirs},1\n", [meme(ours, True), meme("other", False)])
-    assert f"no meme of the split has the id {theirs!r}; is it {ours!r}" in message
-    assert "is it" not in refusal(tmp_path, "id,label\nstranger,1\n", [meme(ours, True)])
 
 
 def test_missing_file_is_an_error(tmp_path):
