@@ -151,7 +151,6 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
     ),
 )
 @click.option("--date", default="", metavar="COLUMN", help="Column of dates. [default: by its name]")
-@click.option("--near", is_flag=True, help="Look for near-duplicates by picture and text; slow for many memes.")
 @html_option
 @json_option
 def describe(
@@ -184,7 +183,7 @@ def describe(
         chosen, data = table.card, table.data
     else:
         chosen = dataset_in(data, id_)
-    found = run_watched(lambda progress: description.describe(chosen, data, wanted, progress, in_parts=plain))
+    found = run_watched(lambda _: describe(chosen, data, wanted, in_parts=plain))
     title = f"Description of {chosen.title}"
     sections = description_sections(found)
     if markdown is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations, compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,13 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
-from eval.datasets.read import DETECT, language_of, row_of
+from eval.datasets.read import DETECT, language_of
 from eval.reports.sections import Section
-from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
 from eval.scores.description import MONTH, Facet, Tabled, are_groups, facet_of, month_of
 from eval.scores.measure import NOTHING, Figure, figure
 from eval.scores.subgroups import AXES, UNKNOWN, axis_rule
-from eval.session.engine import Progress
 from retrieval.library.cells import BadCell, is_missing, word_of
-from retrieval.library.picture_finder import DatasetPictures
-from retrieval.library.sources import Row
 
 _DATES = ("date", "created_at", "created_utc", "timestamp", "published", "Published Date", "posted_at")
 """Columns that a date is looked for in, in any case."""
@@ -49,8 +45,6 @@ class DescriptionRequest:
     """Properties of memes, tasks, columns, or ``month``."""
     date: str = ""
     """Column of dates; looked for by its name if empty."""
-    near: bool = False
-    """True to look for near-duplicates."""
 
 
 class _Material:
@@ -69,22 +63,17 @@ class _Material:
         self._blocks: list[MemeBlock] = []
         self.words: list[int] = []
         """Number of words of each text."""
-        self.pictures: dict[str, DatasetPictures] = {}
+        self.splits: dict[str, None] = {}
 
-    def add(self, reader: CardReader, block: MemeBlock) -> None:
+    def add(self, _: CardReader, block: MemeBlock) -> None:
         """Adds memes of a split."""
         self._blocks.append(block)
         self.words += block.text_column.word_counts()
-        self.pictures[block.split] = reader.pictures
+        self.splits[block.split] = None
 
     def values(self, name: str) -> list[Any]:
         """Values of a field, of each meme."""
         return list(chain.from_iterable(block.values(name) for block in self._blocks))
-
-    def rows(self, split: str) -> list[Row]:
-        """Memes of a split with the names by which their pictures are found."""
-        memes = [meme for block in self._blocks if block.split == split for meme in block.memes()]
-        return [replace(row_of(one), image=self.pictures[split].name_of(*one.picture)) for one in memes]
 
     def facet(self, name: str) -> Facet:
         """The facet of a task, column, property of memes, or month."""
@@ -141,7 +130,7 @@ class _Material:
             "language": any(self.values("language")),
         }
         by = self.wanted.by or [name for name, there in known.items() if there]
-        return list(dict.fromkeys([*(["split"] if len(self.pictures) > 1 else []), *by]))
+        return list(dict.fromkeys([*(["split"] if len(self.splits) > 1 else []), *by]))
 
 
 def _parts(cell: Any, column: str) -> tuple[str, ...] | None:
@@ -161,7 +150,7 @@ def _is_yes(cell: Any) -> bool:
 
 
 async def describe(
-    card: DatasetCard, data: Path, wanted: DescriptionRequest, progress: Progress, *, in_parts: bool = False
+    card: DatasetCard, data: Path, wanted: DescriptionRequest, *, in_parts: bool = False
 ) -> list[Tabled]:
     """Describes all splits of a data set.
 
@@ -174,13 +163,12 @@ async def describe(
     material = _Material(card, wanted, in_parts=in_parts)
     # Doubled ids are described like all others, and stand among the findings.
     checked = await check(card, data, columns=material.columns, visit=material.add)
-    if not material.pictures:
+    if not material.splits:
         raise BadRequest(f"No split of {card.title} has a row that can be used.", reason="DATA_UNUSABLE")
-    near = await _count_duplicates(material, progress) if wanted.near else []
-    return await asyncio.to_thread(lambda: list(_tables(checked, material, near)))
+    return await asyncio.to_thread(lambda: list(_tables(checked, material)))
 
 
-def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, str, int]]) -> Iterator[Tabled]:
+def _tables(checked: DatasetCheck, material: _Material) -> Iterator[Tabled]:
     splits = [(one.split, one.rows, one.memes, one.excluded + one.refused, one.pictures) for one in checked.splits]
     yield Tabled("splits", "Splits", ("split", "rows", "memes", "left out or refused", "pictures"), rows=tuple(splits))
     found = [(str(one.kind), one.split.replace("+", " + "), one.count) for one in checked.findings]
@@ -188,10 +176,10 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
         "findings",
         "Doubles, leaks and other findings",
         head=("finding", "splits", "memes or groups"),
-        rows=(*found, *near),
+        rows=tuple(found),
         notes=(
             "memecourt-eval datasets check lists the memes. What two splits share, joined by +, leaks from one to the "
-            f"other.{'' if near else ' Near-duplicates were not looked for: --near.'}",
+            "other.",
         ),
     )
     names = [one.partition("=")[0] for one in material.wanted.tasks]
@@ -217,20 +205,6 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
         notes.append(f"Detected in {len(texts):,} texts.")
     shared = [(name, count, count / languages.total()) for name, count in languages.most_common()]
     yield Tabled("languages", "Languages", ("language", "memes", "share"), rows=tuple(shared), notes=tuple(notes))
-
-
-async def _count_duplicates(material: _Material, progress: Progress) -> list[tuple[str, str, int]]:
-    """Counts near-duplicates by picture and text: groups of them, and memes of a split with one in another split."""
-    parts = {name: await asyncio.to_thread(material.rows, name) for name in material.pictures}
-    folders = [one.folder for one in material.pictures.values()]
-    numbers = iter(await duplicate_groups(list(zip(parts.values(), folders, strict=True)), progress))
-    of_split = {name: Counter(next(numbers) for _ in rows) for name, rows in parts.items()}
-    sizes, kind = sum(of_split.values(), Counter[int]()), "near-duplicates"
-    between = [
-        (f"{kind}: memes of {b} with one in {a}", f"{a} + {b}", sum(of_split[b][one] for one in of_split[a]))
-        for a, b in combinations(parts, 2)
-    ]
-    return [(f"{kind}: groups", " + ".join(parts), sum(size > 1 for size in sizes.values())), *between]
 
 
 def description_sections(found: Sequence[Tabled]) -> list[Section]:
