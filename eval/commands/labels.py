@@ -14,7 +14,6 @@ from eval.commands.options import (
     protocol_option,
     protocols_of,
     runs_argument,
-    say,
     score_by_protocol,
     seed_option,
     shows_sections,
@@ -23,32 +22,23 @@ from eval.commands.options import (
 )
 from eval.reports.label_sections import annotators_section, noise_section, soft_section, subgroup_sections
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
-from eval.scores import annotators as scored
-from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-from eval.scores.label_noise import find_task_noise, find_verdict_noise
-from eval.scores.meme_rows import column_named, read_meme_rows
-from eval.scores.subgroups import groups_of, subgroup_tables
-from serving.cli.common import FILE, PATH
+from serving.cli.common import PATH
 
 
 @click.command()
 @runs_argument
 @click.option(
     "--by",
+    required=True,
     metavar="TASK|PROPERTY",
     help=(
         "Property to group by: a task of the card, or group (of the card), label (the data set's own words), "
         "language (of the card, else detected), script, split or target."
     ),
 )
-@click.option(
-    "--groups",
-    type=FILE,
-    help="File of groups instead of --by: CSV or JSON lines with id and group, one line per group of a meme.",
-)
 @protocol_option
 @shows_sections()
-def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, protocol: str | None) -> Shown:
+def subgroups(runs: tuple[Path, ...], by: str, protocol: str | None) -> Shown:
     """Shows figures of each RUN by groups of memes, each beside those of all other memes.
 
     Accuracy, false alarms (not harmful, called harmful) and misses (harmful, not called so) have Wilson's 95 %
@@ -57,22 +47,12 @@ def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, proto
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    if (by is None) == (groups is None):
-        raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
+    from eval.reports.label_sections import subgroup_sections
+    from eval.scores.subgroups import groups_of, subgroup_tables
+
     read, sections, figures = read_runs(runs), [], []
     for results in read:
-        of_meme: dict[str, tuple[str, ...]] = {}
-        if groups is not None:
-            # A file about other memes would put all of these into one group without a word.
-            rows, missing = read_meme_rows(
-                groups, ("id", "group"), "groups of memes", ids={one.meme.id: None for one in results.judged}
-            )
-            for id_, group in rows:
-                of_meme[id_] = (*of_meme.get(id_, ()), group)
-            if missing:
-                say(f"{missing:,} rows of {groups.name} name no group.")
-        elif by is not None:
-            of_meme, _ = groups_of(results, by)
+        of_meme, _ = groups_of(results, by)
         # A protocol makes two classes of labels; answers are scored by the labels themselves.
         if results.question is not None:
             if protocol is not None:
@@ -85,7 +65,7 @@ def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, proto
             tables = tuple(table for (table,) in found)
         sections += subgroup_sections(results.name, tables)
         figures += [{"run": results.name, "finished": results.finished, **asdict(table)} for table in tables]
-    answer = {"by": by or "groups", "tables": figures}
+    answer = {"by": by, "tables": figures}
     return Shown(title="Subgroups", lead=unfinished_in_words(read), sections=sections, figures=answer)
 
 

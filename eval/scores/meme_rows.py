@@ -1,9 +1,8 @@
-"""Reader of files with rows about memes, such as annotators' votes or membership in groups."""
+"""Reader of files with rows about memes, such as annotators' votes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
@@ -20,18 +19,13 @@ from retrieval.library.tables import (
 
 _LISTED = 10
 """Largest number of faults that an error message lists."""
-_SHOWN = 60
-"""Largest number of characters of a word that a message shows."""
 
 
-def read_meme_rows(
-    path: Path, columns: Sequence[str], what: str, *, ids: Collection[str] | None = None
-) -> tuple[list[tuple[str, ...]], int]:
+def read_meme_rows(path: Path, columns: Sequence[str], what: str) -> tuple[list[tuple[str, ...]], int]:
     """Reads CSV with a header or JSON lines; other columns are ignored.
 
     Args:
         columns: Names of the required columns, the first being the meme's id and the last a word that may be missing.
-        ids: Ids of the memes that rows may refer to; None to allow any.
 
     Returns:
         A row per line, in order, with the text of these columns; and the number of rows whose word is missing.
@@ -55,11 +49,6 @@ def read_meme_rows(
                 # One fault per line is enough to find the line.
                 break
             row.append(word)
-        if not fault and ids is not None and row[0] not in ids:
-            known = ", ".join(islice(ids, _LISTED))
-            fault = (
-                f"no meme here has the id {row[0][:_SHOWN]!r}; there are: {known}{', …' if len(ids) > _LISTED else ''}"
-            )
         if fault:
             faults.append(f"line {line}: {fault}")
         else:
@@ -72,9 +61,8 @@ def read_meme_rows(
             f"{path.name} can't be used as {what}:\n" + "\n".join(faults[:_LISTED]) + more, reason="ROWS_UNUSABLE"
         )
     words = {label_of(row[-1], {"none"}) for row in rows} - {None}
-    # Beside one other label, "none" is one itself; of groups it never is.
-    none_is_word = columns[-1] != "group" and len(words) == 2
-    usable = [row for row in rows if label_of(row[-1], {"none"} if none_is_word else ()) is not None]
+    # Beside one other label, "none" is one itself.
+    usable = [row for row in rows if label_of(row[-1], {"none"} if len(words) == 2 else ()) is not None]
     return usable, len(rows) - len(usable)
 
 

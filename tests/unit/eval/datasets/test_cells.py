@@ -84,15 +84,6 @@ def test_votes(tmp_path):
     assert shares == {id_: float(one) for id_, one in WANTED.items() if one is not None}
 
 
-def test_groups_keep_case_and_list_known_ids(tmp_path):
-    file = tmp_path / "groups.csv"
-    write_table(file, ("id", "group"), [("m0", "Cats"), ("m1", "cats"), *(("m2", cell) for cell in MISSING)])
-    rows, missing = read_meme_rows(file, ("id", "group"), "groups")
-    assert rows == [("m0", "Cats"), ("m1", "cats")] and missing == len(MISSING)
-    with pytest.raises(BadRequest, match="no meme here has the id 'm1'; there are: m0, M1"):
-        read_meme_rows(file, ("id", "group"), "groups", ids=["m0", "M1", "m2"])
-
-
 def test_spellings_of_votes_agree_entirely(tmp_path):
     file = tmp_path / "votes.csv"
     spellings = (("Harmful", "harmful ", "HARMFUL", "nan"), ("not_harmful", "Not Harmful", "not harmful", "-"))
