@@ -52,7 +52,7 @@ def subgroups(runs: tuple[Path, ...], by: str, protocol: str | None) -> Shown:
 
     read, sections, figures = read_runs(runs), [], []
     for results in read:
-        of_meme, _ = groups_of(results, by)
+        of_meme = groups_of(results, by)
         # A protocol makes two classes of labels; answers are scored by the labels themselves.
         if results.question is not None:
             if protocol is not None:

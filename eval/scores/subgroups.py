@@ -17,7 +17,7 @@ from scipy.stats import binomtest, fisher_exact
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import DETECT, language_of
-from eval.runs.results import Results, dataset_of
+from eval.runs.results import Results, card_of_results
 from eval.scores.measure import SURE, Bools, Figure, holm, right_answers
 from eval.scores.metrics import HARM, answers_of, question_of
 from retrieval.text import script_of
@@ -126,8 +126,8 @@ def axis_rule(axis: str) -> tuple[tuple[str, ...], Callable[..., tuple[str, ...]
     return _RULES[axis]
 
 
-def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Groups of each meme of a run by id, and the names of all groups in order.
+def groups_of(results: Results, by: str) -> dict[str, tuple[str, ...]]:
+    """Groups of each meme of a run by id.
 
     Args:
         by: A task of the data set's card, whose gold labels are the groups (memes without a gold label are in none),
@@ -137,12 +137,9 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
         BadRequest: There is no such task or property.
         NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
-    memes, manifest = [one.meme for one in results.judged], results.manifest
-    try:
-        dataset = dataset_of(manifest) if manifest else None
-    except BadRequest:  # the memes' own properties are known without the card
-        dataset = None
-    tasks = {task.id: task for task in dataset.all_tasks()} if dataset else {}
+    memes = [one.meme for one in results.judged]
+    # The memes' own properties are known without the card.
+    tasks = [task.id for task in card.all_tasks()] if (card := card_of_results(results)) else []
     if by not in tasks:
         if by not in AXES:
             named = f" and the tasks {', '.join(tasks)}" if tasks else ""
@@ -151,11 +148,8 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
                 f"{named}.",
                 field="by",
             )
-        of_meme = groups_by(memes, by)
-        # Sorted by name, as no card defines an order of these groups.
-        return of_meme, tuple(sorted({name for names in of_meme.values() for name in names}))
-    gold = {meme.id: meme.tasks[by] or (NO_LABEL,) for meme in memes if by in meme.tasks}
-    return gold, (*tasks[by].labels, NO_LABEL)
+        return groups_by(memes, by)
+    return {meme.id: meme.tasks[by] or (NO_LABEL,) for meme in memes if by in meme.tasks}
 
 
 def subgroup_tables(
