@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,38 +30,23 @@ from eval.reports.sections import (
 )
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank_answers
+from eval.scores.compare import Comparison, compare
 from eval.scores.measure import (
-    BASELINE_FREE,
-    FEWEST_TO_SAY,
-    LOWER_IS_BETTER,
     NOTHING,
     RESAMPLES,
     SURE,
-    Figure,
-    TaskArrays,
-    differing_answers,
-    draws_among,
     figure,
     figure_over,
     holm,
     listed,
-    mcnemar,
-    name_over_all,
-    odd_memes,
-    paired_differences,
     strict_name,
 )
 from eval.scores.metrics import (
     KINDS,
     KINDS_OF_MANY,
-    Answers,
     TaskCard,
     VerdictFault,
-    answers_of,
-    baseline_of,
     faults_of,
-    harm_arrays,
-    shared_answers,
     task_card,
 )
 from eval.solvers.question import ELSEWHERE, Answerer
@@ -117,43 +102,6 @@ class RunView:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Contrast:
-    """A run compared with a rival on the memes of both; a meme without an answer is wrong."""
-
-    label: str
-    against: str
-    n: int
-    verdicts: bool
-    official: str
-    differences: Mapping[str, Figure]
-    only_run: int
-    """Number of memes that only the run gets right."""
-    only_rival: int
-    differing: int
-    """Number of independent draws (memes, or groups) on which they differ in labels or probabilities."""
-
-    @property
-    def p(self) -> float:
-        """p-value of the exact McNemar test."""
-        return mcnemar(self.only_run, self.only_rival)
-
-    @property
-    def judgment(self) -> str:
-        """``better``, ``worse``, ``within noise`` or ``too few to say``: in accuracy, or in a question's own metric."""
-        difference = self.differences.get(self.official)
-        if difference is None:
-            return NOTHING
-        # So few can't make the exact test significant, however they fall; resamples of so few all fall on one side.
-        if 0 < (self.only_run + self.only_rival if self.verdicts else self.differing) < FEWEST_TO_SAY:
-            return "too few to say"
-        sure = self.p < SURE if self.verdicts else not difference.low <= 0 <= difference.high
-        if not sure:
-            return "within noise"
-        ahead = self.only_run > self.only_rival if self.verdicts else difference.value > 0
-        return "better" if ahead is not (self.official in LOWER_IS_BETTER) else "worse"
-
-
 class TableRow(NamedTuple):
     """A run and its figures."""
 
@@ -167,7 +115,7 @@ class Table:
 
     key: str
     rows: tuple[TableRow, ...]
-    contrasts: tuple[Contrast, ...]
+    comparisons: tuple[Comparison, ...]
     remarks: tuple[str, ...]
 
     @property
@@ -271,56 +219,26 @@ def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Grou
                 # A run without a meme under this protocol must not prevent a report on the others.
                 unscored.append(error.message)
         if rows:
-            differences = contrasts(rows, resamples)
+            compared = tuple(_comparisons(rows, resamples, seed))
             key_ = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
-            tables.append(Table(key_, tuple(rows), contrasts=tuple(differences), remarks=remarks(rows, differences)))
+            tables.append(Table(key_, tuple(rows), comparisons=compared, remarks=remarks(rows, compared)))
     card = card_of_results(first)
     return Group(key, first.dataset, first.split, card, tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
 
 
-def contrasts(rows: Sequence[TableRow], resamples: int) -> list[Contrast]:
-    """Compares each finished run with a constant answer, the precedents' vote, and the first of them.
-
-    Raises BadRequest: Two runs disagree on a gold label.
-    """
-    found: list[Contrast] = []
+def _comparisons(rows: Sequence[TableRow], resamples: int, seed: int) -> Iterator[Comparison]:
+    """Compares each finished run with the first of them. Raises BadRequest: Two runs disagree on a gold label."""
     # In an unfinished run, memes without an answer yet would count as wrong.
-    read = [(run.label, card, answers_of(run.results, card.protocol)) for run, card in rows if run.results.finished]
-    if not read:
-        return found
-    first_label, card, first = read[0]
-    # A system that leaves the harder memes open is better on the others, which is no merit.
-    official = "accuracy" if card.protocol else name_over_all(card.official, *(each.arrays for *_, each in read))
-    names = ("accuracy", "macro-f1") if card.protocol else (official,)
-
-    def add(label: str, against: str, run: Answers, rival: TaskArrays) -> None:
-        systems = run.arrays, rival
-        differences = paired_differences(names, systems, run.groups, resamples=resamples)
-        odd, odd_of_rival, _ = odd_memes(*systems)
-        differing = draws_among(differing_answers(*systems), run.groups)
-        counts = {"only_run": odd, "only_rival": odd_of_rival, "differing": differing}
-        n, verdicts = len(run.judged), run.verdicts
-        found.append(Contrast(label, against, n, verdicts, official=official, differences=differences, **counts))
-
-    for label, card, answers in read:
-        # A constant answer ranks nothing.
-        if official not in BASELINE_FREE:
-            always, words = baseline_of(answers.arrays, multi=not card.confusion)
-            add(label, words, answers, always)
-        votes = [one.prediction.vote_harmful for one in answers.judged]
-        if voted := [place for place, vote in enumerate(votes) if vote is not None]:
-            of_voted = answers.at(voted)
-            rival = harm_arrays(of_voted.arrays.gold[:, 1].tolist(), [votes[place] for place in voted])
-            add(label, "the precedents' vote", of_voted, rival)
-        if answers is not first:
-            try:
-                ours, theirs = shared_answers(answers, first)
-            except BadRequest as error:
-                if error.reason == "NOTHING_SHARED":  # parts of a split
-                    continue
-                raise
-            add(label, first_label, ours, theirs.arrays)
-    return found
+    finished = [run for run, _ in rows if run.results.finished]
+    for run in finished[1:]:
+        first = finished[0]
+        try:
+            found = compare(run.results, first.results, rows[0].card.protocol, resamples=resamples, seed=seed)
+        except BadRequest as error:
+            if error.reason == "NOTHING_SHARED":  # parts of a split
+                continue
+            raise
+        yield replace(found, name_a=run.label, name_b=first.label)
 
 
 def noise_in_words(card: TaskCard) -> str:
@@ -334,7 +252,7 @@ def noise_in_words(card: TaskCard) -> str:
     )
 
 
-def remarks(rows: Sequence[TableRow], against: Sequence[Contrast]) -> tuple[str, ...]:
+def remarks(rows: Sequence[TableRow], compared: Sequence[Comparison]) -> tuple[str, ...]:
     """Explains the limits of a table's figures, in sentences."""
     (run, card), n = rows[0], rows[0].card.n
     found = [noise_in_words(card)] if "accuracy" in card.figures else []
@@ -357,13 +275,14 @@ def remarks(rows: Sequence[TableRow], against: Sequence[Contrast]) -> tuple[str,
             f"The runs judged different memes, and are compared on those of both. The sentences above are on "
             f"{run.label}'s."
         )
-    if len(against) > 3:
-        corrected = holm([one.p for one in against])
-        left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
+    # A single comparison needs no correction.
+    if len(compared) > 1:
+        corrected = holm([one.mcnemar_p for one in compared])
+        left = [one.name_a for one, p in zip(compared, corrected, strict=True) if p < SURE]
         found.append(
-            f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
+            f"These are {len(compared)} comparisons. Among so many between systems that are equally good, one in "
             f"{1 / SURE:.0f} comes out with p < {SURE} by chance. Left after Holm's correction for that many: "
-            f"{'; '.join(left) or 'none'}."
+            f"{', '.join(left) or 'none'}."
         )
     for one, each in rows:
         # By reason, as a run's own output has it: of a hundred malformed replies, the model is to be looked at first.
@@ -542,8 +461,8 @@ def _table_sections(group: Group, table: Table, *, page: bool) -> Iterator[Secti
         yield from _grid(table)
         yield from _choice(group, table)
         yield from _orders(table)
-    if table.contrasts:
-        yield _contrasts(table)
+    if table.comparisons:
+        yield _compared(table)
     yield from _published(group, table)
 
 
@@ -612,18 +531,19 @@ def _tiles(table: Table) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-def _contrasts(table: Table) -> Section:
-    names = list(dict.fromkeys(name for one in table.contrasts for name in one.differences))
-    judged = f"{table.contrasts[0].official} is"
-    head = ("run", "against", "memes", *names, "only the run right", "only the other", "p", judged)
-    rows: list[tuple[str, ...]] = [head]
-    for one in table.contrasts:
+def _compared(table: Table) -> Section:
+    first = table.comparisons[0]
+    names = ("accuracy", "macro-f1") if first.protocol else (first.official,)
+    rows: list[tuple[str, ...]] = [
+        ("run", "memes", *names, "only the run right", "only the first", "p", f"{first.official} is")
+    ]
+    for one in table.comparisons:
         differences = (figure(one.differences.get(name), "+.1f", times=100) for name in names)
-        odd = (f"{one.only_run:,}", f"{one.only_rival:,}", f"{one.p:.2g}")
-        rows.append((one.label, one.against, f"{one.n:,}", *differences, *odd, one.judgment))
+        odd = (f"{one.only_a_right:,}", f"{one.only_b_right:,}", f"{one.mcnemar_p:.2g}")
+        rows.append((one.name_a, f"{one.n:,}", *differences, *odd, one.judgment))
     return Section(
-        f"{table.key}-contrasts",
-        f"Compared meme by meme, {table.name}",
+        f"{table.key}-compared",
+        f"Compared meme by meme with {first.name_b}, {table.name}",
         tuple(rows),
         caption="Differences of the figures over all memes in points, by paired bootstrap; p by the exact McNemar test",
         level=3,

@@ -96,6 +96,17 @@ class Comparison:
         outside = difference is not None and not difference.low <= 0 <= difference.high
         return outside and self.differing >= FEWEST_TO_SAY
 
+    @property
+    def judgment(self) -> str:
+        """``better``, ``worse``, ``within noise`` or ``too few to say``: A, in the official metric."""
+        # So few can't make either test significant, however they fall.
+        odd = self.differing if self.protocol is None else self.only_a_right + self.only_b_right
+        if 0 < odd < FEWEST_TO_SAY:
+            return "too few to say"
+        if not self.sure:
+            return "within noise"
+        return "better" if self.better == self.name_a else "worse"
+
 
 def compare(
     a: Results, b: Results, protocol: Protocol | None = None, *, resamples: int = RESAMPLES, seed: int = 0

@@ -160,9 +160,9 @@ def test_differences_within_noise_are_described_in_words(tmp_path):
     ]
     (group,) = report_on(*roots).groups
     table = group.tables[0]
-    judged = {(contrast.label, contrast.against): contrast.judgment for contrast in table.contrasts}
-    assert judged["most", "all"] == "too few to say" and judged["none", "all"] == "worse"
-    assert "| none | all | 20 |" in (shown := as_markdown(report_on(*roots))) and "| too few to say |" in shown
+    judged = {compared.name_a: compared.judgment for compared in table.comparisons}
+    assert judged == {"most": "too few to say", "mixed": "too few to say", "none": "worse"}
+    assert "| none | 20 |" in (shown := as_markdown(report_on(*roots))) and "| too few to say |" in shown
 
 
 def test_figures_of_a_table_are_those_of_the_cards(usual_run, page):

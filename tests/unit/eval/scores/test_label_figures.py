@@ -292,12 +292,11 @@ def test_ablation_names_the_arms_that_differ_after_correction():
 
 
 def test_report_names_the_comparisons_that_hold_after_correction():
-    ((table,),) = (group.tables for group in gather(arms(6, 20), resamples=200).groups)
+    ((table,),) = (group.tables for group in gather(arms(6, 6, 20), resamples=200).groups)
     sentences = table.remarks
-    assert f"These are {len(table.contrasts)} comparisons" in sentences[-1]
-    # Only some differ from always answering "not harmful"; of the two other runs, one differs from the first.
-    *_, significant = sentences[-1].removesuffix(".").partition("correction for that many: ")
-    assert [one for one in significant.split("; ") if "always" not in one] == ["c against a"]
+    assert "These are 3 comparisons" in sentences[-1]
+    # Six memes of sixty give p = .031, insignificant as one test of three.
+    assert sentences[-1].endswith("correction for that many: d.")
 
 
 def test_rounding_does_not_miss_shares_of_all_or_half_of_the_annotators():
