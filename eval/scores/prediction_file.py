@@ -91,53 +91,39 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
         NotLoaded: The library that reads a file of this kind is not installed.
     """
     levelled = any(meme.level is not None for meme in memes)
-    words = _words_of(memes)
-    read = collect_predictions(
-        path,
-        memes,
-        prediction_rows(path, scorer),
-        lambda id_, record: _prediction(id_, record, words, levelled=levelled),
+    words, rows = _words_of(memes), prediction_rows(path, scorer)
+    found, *read = _collected(path, memes, rows, lambda id_, row: _prediction(id_, row, words, levelled=levelled))
+    return _scored(memes, _with_benign_levels(found, path), *read, used=_COLUMNS)
+
+
+def _scored(
+    memes: Sequence[JudgedMeme],
+    predictions: Mapping[str, Prediction],
+    columns: Iterable[str],
+    notes: Iterable[str],
+    *,
+    used: Collection[str],
+) -> ScoredFile:
+    """One prediction for each meme."""
+    return ScoredFile(
+        predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
+        missing=tuple(meme.id for meme in memes if meme.id not in predictions),
+        unused=tuple(name for name in columns if name not in used),
+        notes=(*notes, *_contradictions(predictions.values())),
     )
-    return read.scored(memes, _COLUMNS, _with_benign_levels(read.predictions, read.places, path))
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedPredictions:
-    """Predictions of a valid file."""
-
-    predictions: dict[str, Prediction]
-    """Prediction of each meme that the file has, by id."""
-    places: dict[str, str]
-    """Position of each meme's row in the file, in words, by id."""
-    columns: tuple[str, ...]
-    """Names of all columns, in order."""
-    notes: tuple[str, ...]
-
-    def scored(
-        self, memes: Sequence[JudgedMeme], used: Collection[str], predictions: Mapping[str, Prediction] | None = None
-    ) -> ScoredFile:
-        """One prediction for each meme."""
-        # If a file has levels, missing ones are filled in after all rows are read.
-        predictions = self.predictions if predictions is None else predictions
-        return ScoredFile(
-            predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
-            missing=tuple(meme.id for meme in memes if meme.id not in predictions),
-            unused=tuple(name for name in self.columns if name not in used),
-            notes=(*self.notes, *_contradictions(predictions.values())),
-        )
-
-
-def collect_predictions(
+def _collected(
     path: Path,
     memes: Sequence[JudgedMeme],
     rows: PredictionRows,
     predict: Callable[[str, Mapping[str, Any]], Prediction],
-) -> CollectedPredictions:
-    """Reads every row of a file, one per meme.
+) -> tuple[dict[str, Prediction], tuple[str, ...], tuple[str, ...]]:
+    """Predictions of a file by meme, one per row; the names of its columns in order; and notes.
 
     Raises BadRequest: A row is invalid, or there is none; the message lists the first faults.
     """
-    known = {meme.id: meme for meme in memes}
+    known = {meme.id for meme in memes}
     seen: dict[str, int] = {}
     predictions: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
@@ -167,8 +153,7 @@ def collect_predictions(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_MOST_LISTED]) + more,
             reason="PREDICTIONS_UNUSABLE",
         )
-    places = {id_: f"{unit} {line}" for id_, line in seen.items()}
-    return CollectedPredictions(predictions, places, columns=tuple(columns), notes=notes)
+    return predictions, tuple(columns), notes
 
 
 def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
@@ -191,9 +176,7 @@ def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
             )
 
 
-def _with_benign_levels(
-    predictions: dict[str, Prediction], places: Mapping[str, str], path: Path
-) -> dict[str, Prediction]:
+def _with_benign_levels(predictions: dict[str, Prediction], path: Path) -> dict[str, Prediction]:
     """Adds the level "not harmful" in a file that has levels; a plain "harmful" has no level and is a fault.
 
     If only some harmful memes had a level, the error in levels would be computed over an arbitrary subset.
@@ -205,7 +188,7 @@ def _with_benign_levels(
     if gaps:
         raise BadRequest(
             f"{path.name} gives levels of some memes, but of {len(gaps):,} others it says harmful and not how much, "
-            f"the first in {places[gaps[0]]}. Give a level (somewhat or very harmful) to all of them, or to none.",
+            f"{gaps[0]!r} among them. Give a level (somewhat or very harmful) to all of them, or to none.",
             reason="PREDICTIONS_UNUSABLE",
         )
     return {
@@ -285,9 +268,10 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
         NotLoaded: The library that reads a file of this kind is not installed.
     """
     rules = _AnswerRules.of(task)
-    read = collect_predictions(path, memes, prediction_rows(path, scorer, columns=("id",)), rules.prediction)
-    used = {"id", _ANSWER, *rules.columns, *rules.scores}
-    return read.scored(memes, used)
+    rows = prediction_rows(path, scorer, columns=("id",))
+    return _scored(
+        memes, *_collected(path, memes, rows, rules.prediction), used={"id", _ANSWER, *rules.columns, *rules.scores}
+    )
 
 
 @dataclass(frozen=True, slots=True)

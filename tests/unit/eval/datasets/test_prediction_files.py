@@ -68,7 +68,7 @@ def test_parquet_faults_are_reported_by_row(tmp_path, parquet):
     file = write_table(parquet, tmp_path / "s.parquet", id=["a", "b"], label=[1, 0], score=[0.5, 1.5])
     assert "row 2: the score is no number from 0 to 1" in fault_in(file)
     file = write_table(parquet, tmp_path / "l.parquet", id=["a", "b", "c"], label=["0", "harmful", "very harmful"])
-    assert "the first in row 2" in fault_in(file, THREE)
+    assert "'b' among them" in fault_in(file, THREE)
 
 
 def test_unusable_parquet_columns_and_files_are_reported(tmp_path, parquet):

@@ -102,7 +102,7 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
     # Without any other level, "not harmful" has none either: it would be the only level scored.
     assert [prediction.level for prediction in read(tmp_path, "id,label\na,0\nb,1\n").predictions] == [None] * 4
     half = refusal(tmp_path, "id,label\na,0\nb,harmful\nc,very harmful\n")
-    assert "of 1 others it says harmful and not how much, the first in line 3" in half
+    assert "of 1 others it says harmful and not how much, 'b' among them" in half
 
 
 @pytest.mark.parametrize(
