@@ -21,7 +21,6 @@ from eval.scores.metrics import VerdictFault, faults_of
 
 _EXCERPT = 300
 """Longest excerpt of a rationale in a table, in characters."""
-_NO_ROUNDS = "No side examined the Proposer in this run, so there are no rounds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +112,15 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
     counts = [
         (word(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}") for one in rounds
     ]
-    yield _detail(
-        f"{run.key}-rounds", f"Rounds, {run.label}", (("side", "gold", "memes", "rounds, mean"), *counts), _NO_ROUNDS
-    )
+    heads: tuple[str, ...] = ("side", "gold", "memes", "rounds, mean")
+    yield from _detail(f"{run.key}-rounds", f"Rounds, {run.label}", heads, counts)
     quartiles = [
         (word(side), str(one.round), f"{one.n:,}", *(f"{bits:.3f}" for bits in (one.low, one.middle, one.high)))
         for side, course in entropies.items()
         for one in course
     ]
-    bits = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
-    yield _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", (bits, *quartiles), _NO_ROUNDS)
+    heads = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
+    yield from _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", heads, quartiles)
     manifest, root = run.results.manifest, run.results.root
     excluded_by = manifest.excluded if manifest else {}
     excluded = [
@@ -130,14 +128,13 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
         for one in (RunFolder(root).excluded() if root and excluded_by else ())
     ]
     heads = ("precedent", "judged meme", "why", "text", "picture")
-    none = "Which precedents were left out is not listed." if excluded_by else "No precedent was left out."
-    yield _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", (heads, *excluded), none)
+    yield from _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", heads, excluded)
 
 
-def _detail(key: str, title: str, rows: Rows, none: str) -> Section:
-    """A table of details at a run, or the reason why there is none."""
-    filled = len(rows) > 1
-    return Section(key, title, rows if filled else (), () if filled else (none,), level=4, detail=True)
+def _detail(key: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Section]:
+    """A table of details at a run, if there are any."""
+    if rows:
+        yield Section(key, title, (heads, *rows), level=4, detail=True)
 
 
 def _facts(run: RunView) -> Iterator[tuple[str, str]]:

@@ -57,8 +57,6 @@ PROTOCOLS = {
     Protocol.PLAIN: "the data set's own two classes",
 }
 """Meaning of each protocol in words."""
-_FEW = 50
-"""Number of memes of a label below which the report says how much a single one weighs."""
 _LISTED = 10
 """Largest number of systems that a choice lists."""
 _CURVES = {
@@ -91,14 +89,11 @@ class RunView:
     @property
     def unfinished_words(self) -> str:
         """Warning about the figures of an unfinished run; empty for a finished one."""
-        judged, total = len(self.results.tried), len(self.results.judged)
         if self.finished:
             return ""
-        if judged == total:
-            return f"{self.label} has judged all of its {total:,} memes, but was not closed."
         return (
-            f"{self.label} is not finished: {judged:,} of {total:,} memes are judged. The {total - judged:,} others "
-            "have no answer yet, so that there are no strict figures."
+            f"{self.label} is not finished: {len(self.results.tried):,} of {len(self.results.judged):,} memes are "
+            "judged. The others have no answer yet, so that there are no strict figures."
         )
 
 
@@ -262,14 +257,6 @@ def remarks(rows: Sequence[TableRow], compared: Sequence[Comparison]) -> tuple[s
             "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
             "sure."
         )
-    few, name = min((count, label) for label, count in card.gold.items())
-    if 0 < few < _FEW:
-        found.append(
-            f"Only {few:,} of {n:,} memes are {name}: one of them more or less moves that label's recall by "
-            f"{100 / few:.1f} points."
-        )
-    elif few == 0:
-        found.append(f"None of the {n:,} memes is {name}: neither macro-F1 nor AUROC says anything here.")
     if any((other.n, other.gold) != (n, card.gold) for _, other in rows):
         found.append(
             f"The runs judged different memes, and are compared on those of both. The sentences above are on "
@@ -484,20 +471,12 @@ def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Sectio
         )
         rows = (("failed check", "memes", "share"), *cells)
         yield Section(f"{key}-checks", f"Checks of full trials, {title}", rows, notes=(note,), level=3)
-    if not card.protocol:
-        return
-    bins = [
+    if bins := [
         (f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}")
         for one in card.calibration
-    ]
-    yield Section(
-        f"{key}-calibration",
-        f"Calibration, {title}",
-        (("scores", "memes", "mean score", "share harmful"), *bins) if bins else (),
-        notes=() if bins else ("No meme has a score, so there is nothing to calibrate.",),
-        level=3,
-        detail=True,
-    )
+    ]:
+        rows = (("scores", "memes", "mean score", "share harmful"), *bins)
+        yield Section(f"{key}-calibration", f"Calibration, {title}", rows, level=3, detail=True)
 
 
 def _plots(table: Table, row: TableRow, key: str) -> tuple[Drawn, ...]:
