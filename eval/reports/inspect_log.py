@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.event import ErrorEvent, Event, InfoEvent, ModelEvent, ScoreEvent, SpanBeginEvent, SpanEndEvent
+from inspect_ai.event import ErrorEvent, Event, InfoEvent, ModelEvent, ScoreEvent
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -35,7 +35,6 @@ from court.events import (
     AnyEvent,
     ModelCall,
     QuestionRuled,
-    Side,
     TrialFailed,
     TrialOpened,
     VerdictGiven,
@@ -201,29 +200,16 @@ def _answer(one: Judged, question: Question) -> _Parts:
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:
-    """Our events as Inspect's, one for one, with a span for each side."""
-    opened: list[str] = []
+    """Our events as Inspect's, one for one."""
     began = record.opened.at
     for event, calls in record.first_reports:
-        side = getattr(event, "side", None)
-        span = f"{record.trial_id}/{side}" if isinstance(side, Side) else None
         at: dict[str, Any] = {
             "timestamp": event.at,
             # Clamped at 0, in case the clock was set back during the trial.
             "working_start": max((event.at - began).total_seconds(), 0.0),
             "uuid": f"{record.trial_id}/{event.seq}",
         }
-        if span is not None and span not in opened:
-            opened.append(span)
-            yield SpanBeginEvent(id=span, name=str(side).lower(), type="agent", span_id=span, **_begun(at, span))
-        yield _event(event, {**at, "span_id": span}, [each.call for each in calls if each.task != "odds"])
-    last = record.events[-1]
-    for span in opened:
-        yield SpanEndEvent(id=span, span_id=span, timestamp=last.at, working_start=record.seconds, uuid=f"{span}/end")
-
-
-def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
-    return {**at, "uuid": f"{span}/begin"}
+        yield _event(event, at, [each.call for each in calls if each.task != "odds"])
 
 
 def _event(event: AnyEvent, at: dict[str, Any], calls: Sequence[ModelCall]) -> Event:
