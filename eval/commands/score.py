@@ -68,8 +68,7 @@ def score(file: Path, **options: Any) -> Shown:
     figures.
 
     With --task, labels are those of that task of the data set's card. Where a meme may have several, they stand in a
-    list, in a text with ; between them, or as yes and no in a column for each label; a probability of each may stand in
-    score:LABEL.
+    list, or in a text with ; between them; a probability of each may stand in score:LABEL.
 
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.

@@ -5,8 +5,7 @@ A file is CSV with a header, JSON lines, Parquet, or an Inspect AI log (:mod:`ev
 rejected as a whole, with each fault reported by line, row or sample: otherwise half a file would be scored as if the
 other half had been left blank.
 
-Answers to a question of a data set's card are in the column ``label``, or in a column per label (``yes`` or ``no``, for
-tasks that allow several labels). Cells are mapped to labels by the same rules as gold labels.
+Answers to a question of a data set's card are mapped to labels by the same rules as gold labels.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scipy.stats import mannwhitneyu
 
 from court.errors import BadRequest
 from eval.datasets.card import CardTask, TaskKind
-from eval.datasets.card_rows import GoldRule, compile_task
+from eval.datasets.card_rows import compile_task
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol, TaskAnswer
 from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
@@ -267,65 +266,40 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
             a label nor a probability.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
-    rules = _AnswerRules.of(task)
-    rows = prediction_rows(path, scorer, columns=("id",))
-    return _scored(
-        memes, *_collected(path, memes, rows, rules.prediction), used={"id", _ANSWER, *rules.columns, *rules.scores}
-    )
+    rules = _AnswerRules(task)
+    found = _collected(path, memes, prediction_rows(path, scorer), rules.prediction)
+    return _scored(memes, *found, used={*_COLUMNS[:2], *rules.scores})
 
 
-@dataclass(frozen=True, slots=True)
 class _AnswerRules:
-    """Rules that turn a row into an answer, whichever columns it has."""
+    """Rules that turn a row into an answer."""
 
-    task: CardTask
-    whole: GoldRule
-    by_label: GoldRule | None
-    """Rules for a column per label; None if the task allows only one label."""
-    columns: frozenset[str]
-    scores: Mapping[str, str]
-
-    @classmethod
-    def of(cls, task: CardTask) -> _AnswerRules:
-        # Column names are read in lower case.
-        named = {label: label.lower() for label in task.labels}
+    def __init__(self, task: CardTask) -> None:
+        self.task = task
         # Accepts the labels' own names, too, if the data set's files use other values for them.
         raw = {} if task.columns else dict(task.map)
         # With the labels' names added, the reader of labels no longer accepts true for 1.
         if raw.keys() == {"0", "1"}:
             raw |= {"true": raw["1"], "false": raw["0"]}
-        whole = task.model_copy(
-            update={
-                "of": Expression(column=_ANSWER),
-                "columns": {},
-                "map": {**raw, **{label: label for label in task.labels}},
-                "missing": "none",
-                "votes": None,
-            }
-        )
-        # The rules of gold labels with our own columns: a yes there is a yes here.
-        multi = task.kind is TaskKind.MULTI
-        each = task.model_copy(
-            update={
-                "of": None,
-                "columns": {label: Expression(column=column) for label, column in named.items()},
-                "map": task.map if task.columns else {},
-                "missing": "none",
-                "votes": None,
-            }
-        )
-        return cls(
-            task=task,
-            whole=compile_task(whole, _no_join),
-            by_label=compile_task(each, _no_join) if multi else None,
-            columns=frozenset(named.values()) if multi else frozenset(),
-            scores={f"{SCORE_COLUMN}{column}": label for label, column in named.items()},
-        )
+        # The rules of gold labels, with our own column.
+        how = {
+            "of": Expression(column=_ANSWER),
+            "columns": {},
+            "map": {**raw, **{label: label for label in task.labels}},
+            "missing": "none",
+            "votes": None,
+        }
+        self._whole = compile_task(task.model_copy(update=how), _no_join)
+        # Column names are read in lower case.
+        self.scores = {f"{SCORE_COLUMN}{label.lower()}": label for label in task.labels}
 
     def prediction(self, id_: str, record: Mapping[str, Any]) -> Prediction:
         """The prediction of a row. Raises LineFault."""
+        if _ANSWER not in record:
+            raise LineFault("it has no label; leave it empty where there is no answer")
+        scores = self._scores(record)
         try:
-            labels, scores = self._answer(record)
+            labels = self._labels(record[_ANSWER])
         except BadCell as bad:
             raise LineFault(str(bad)) from None
         if labels is None:
@@ -336,30 +310,15 @@ class _AnswerRules:
             meme=id_, outcome=Outcome.ANSWERED, said={self.task.id: TaskAnswer(labels=ordered, scores=scores)}
         )
 
-    def _answer(self, record: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, dict[str, float]]:
-        scores = self._scores(record)
-        if self.by_label is not None and self.columns and self.columns <= record.keys():
-            return self.by_label(dict(record)).labels, scores
-        if _ANSWER in record:
-            return self._labels(record[_ANSWER]), scores
-        if self.by_label is not None:
-            absent = ", ".join(sorted(self.columns - record.keys()))
-            raise LineFault(f"it has neither a label nor the columns {absent}")
-        raise LineFault("it has no label; leave it empty where there is no answer")
-
-    @property
-    def _multi(self) -> bool:
-        return self.task.kind is TaskKind.MULTI
-
     def _labels(self, cell: Any) -> tuple[str, ...] | None:
-        if self._multi:
+        if self.task.kind is TaskKind.MULTI:
             if isinstance(cell, str) and cell.strip():
                 cell = [part.strip() for part in cell.split(_PARTED_BY) if part.strip()]
         elif isinstance(cell, list):
             if len(cell) != 1:
                 raise LineFault(f"it has {len(cell)} labels, and a meme has one of {self.task.id}")
             cell = cell[0]
-        return self.whole({_ANSWER: cell}).labels
+        return self._whole({_ANSWER: cell}).labels
 
     def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
         read = {label: read_score(record.get(column)) for column, label in self.scores.items()}

@@ -29,11 +29,8 @@ class PredictionRows(NamedTuple):
     """Sentences on the file as a whole."""
 
 
-def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = _COLUMNS) -> PredictionRows:
+def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
     """Opens a file of predictions.
-
-    Args:
-        columns: Columns that a table must have.
 
     Raises:
         BadRequest: The file can't be read, or a scorer is named and the file is not a log.
@@ -48,8 +45,8 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
             field="scorer",
         )
     if path.suffix.lower() == ".parquet":
-        return PredictionRows("row", _parquet_records(path, columns))
-    return PredictionRows("line", table_records(path, columns, "predictions"))
+        return PredictionRows("row", _parquet_records(path))
+    return PredictionRows("line", table_records(path, _COLUMNS, "predictions"))
 
 
 def _is_log(path: Path) -> bool:
@@ -67,15 +64,15 @@ def _is_log(path: Path) -> bool:
     return first.lstrip().startswith("{") and (record is None or "eval" in record)
 
 
-def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
+def _parquet_records(path: Path) -> Iterator[Record]:
     rows = iter(RecordFile(path, FileKind.PARQUET))
     first = next(rows, None)
     if first is None:
         return
     names = [name.lower() for name in first[1]]
     # As in a table: of two columns with the same name the last would silently win.
-    if not set(columns) <= set(names) or len(set(names)) < len(names):
-        yield 1, f"the columns must be {' and '.join(columns)} among others, and none there twice"
+    if not set(_COLUMNS) <= set(names) or len(set(names)) < len(names):
+        yield 1, f"the columns must be {' and '.join(_COLUMNS)} among others, and none there twice"
         return
     for number, row in itertools.chain([first], rows):
         yield number, row if isinstance(row, str) else {name.lower(): value for name, value in row.items()}

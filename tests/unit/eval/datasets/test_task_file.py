@@ -73,17 +73,12 @@ def test_values_of_the_data_sets_own_files_are_accepted_as_labels(tmp_path):
     assert [labels[0] for labels in answers] == [yes, no, yes, no, yes, no]
 
 
-def test_several_labels_may_be_a_list_a_text_or_columns(tmp_path):
+def test_several_labels_may_be_a_list_or_a_text(tmp_path):
     lines = [{"id": "a", "label": ["CAUSE", "real"]}, {"id": "b", "label": []}, {"id": "c", "label": None}]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert answers_in(tmp_path / "t.jsonl", FRAMES, *"abc")[0] == [("REAL", "CAUSE"), (), NO_ANSWER]
     (tmp_path / "t.csv").write_text("id,label\na,CAUSE; REAL\nb,\n")
     assert answers_in(tmp_path / "t.csv", FRAMES, *"ab")[0] == [("REAL", "CAUSE"), NO_ANSWER]
-    header = ",".join(["id", *(label.lower() for label in FRAMES.labels)])
-    rows = ["a," + ",".join(["yes", *["no"] * 7]), "b," + ",".join(["no"] * 8), "c," + ",".join(["yes", *[""] * 7])]
-    (tmp_path / "each.csv").write_text("\n".join([header, *rows]) + "\n")
-    answers, read = answers_in(tmp_path / "each.csv", FRAMES, *"abc")
-    assert answers == [("REAL",), (), NO_ANSWER] and read.unused == ()
 
 
 def test_probabilities_of_all_labels_are_read(tmp_path):
@@ -105,8 +100,6 @@ def test_probabilities_of_all_labels_are_read(tmp_path):
         (STANCE, {"label": "neither", "score:neither": 1}, "a probability of some labels and none of convinced, skept"),
         (STANCE, {"label": {"a": 1}}, "line 1: column label: it holds a list or an object"),
         (FRAMES, {"label": ["REAL", "secret"]}, "line 1: column label: it is no value that the card names for frames"),
-        (FRAMES, {"real": "yes"}, "line 1: it has neither a label nor the columns adequacy, allocation, cause"),
-        (FRAMES, {label.lower(): "perhaps" for label in FRAMES.labels}, "column real: it is no value that the card"),
         (FRAMES, {"id": "stranger", "label": []}, "no meme of the split has the id 'stranger'"),
     ],
 )
@@ -120,7 +113,7 @@ def test_command_scores_answers_and_reports_missing_ones(tmp_path):
     (tmp_path / "card.toml").write_text(CARD)
     gold = ["merry", "grim", "merry/grim", "merry"]
     (tmp_path / "test.csv").write_text("id,text,mood\n" + "".join(f"m{n},t,{mood}\n" for n, mood in enumerate(gold)))
-    (tmp_path / "theirs.csv").write_text("id,merry,grim,why\nm0,1,0,x\nm1,0,1,x\nm2,1,0,x\n")
+    (tmp_path / "theirs.csv").write_text("id,label,why\nm0,merry,x\nm1,grim,x\nm2,merry,x\n")
     arguments = (
         "score",
         tmp_path / "theirs.csv",
