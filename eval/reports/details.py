@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 
 from court.display import word
 from eval.datasets.items import JudgedMeme, Outcome, Prediction
@@ -14,7 +15,7 @@ from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
 from eval.reports.tasks import Group, Report, RunView, faults_in_words, faults_sections
 from eval.runs.results import Judged, RunFolder
-from eval.scores.courses import cost_of, entropies_of, rounds_of
+from eval.scores.courses import entropies_of, rounds_of
 from eval.scores.means import share_of
 from eval.scores.measure import NOTHING, figure
 from eval.scores.metrics import VerdictFault, faults_of
@@ -167,13 +168,19 @@ def _facts(run: RunView) -> Iterator[tuple[str, str]]:
         yield "verdicts that their stated reasons determine", f"{figure(share)} of the {len(known):,} where it is known"
     failures = Counter(one.reason or "no reason" for one in predictions if one.outcome is Outcome.FAILED)
     yield "failed", ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items()))
-    if cost := cost_of(run.results):
+    costs = [one.cost for one in predictions]
+    # Unknown for predictions from elsewhere.
+    if any(cost.calls or cost.seconds for cost in costs):
+        names = ("calls", "stored", "tokens_in", "tokens_cached", "tokens_out")
+        calls, stored, read, cached, written = (fmean(getattr(cost, name) for cost in costs) for name in names)
         yield (
             "a meme, on average",
-            f"{cost.calls:.1f} model calls ({cost.stored:.0%} from the store), {cost.tokens_in:,.0f} tokens read "
-            f"({cost.tokens_cached:,.0f} cached), {cost.tokens_out:,.0f} written",
+            f"{calls:.1f} model calls ({stored / calls if calls else 0:.0%} from the store), {read:,.0f} tokens read "
+            f"({cached:,.0f} cached), {written:,.0f} written",
         )
-        yield "median duration", f"{cost.seconds:.2f} s"
+        # Medians: a few trials that waited for a busy server would distort a mean.
+        chain, seconds = median(cost.chain for cost in costs), median(cost.seconds for cost in costs)
+        yield "median", f"longest chain of calls {chain:g}, {seconds:.2f} s"
 
 
 def _gold_words(meme: JudgedMeme) -> str:

@@ -1,10 +1,10 @@
-"""Courses of the trials of a run: rounds of the sides, entropy of their summaries, and costs."""
+"""Courses of the trials of a run: rounds of the sides, and entropy of their summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from statistics import quantiles
 
 from court.events import Side
 from eval.runs.results import Results
@@ -40,19 +40,6 @@ class EntropyAt:
     low: float
     middle: float
     high: float
-
-
-@dataclass(frozen=True, slots=True)
-class MeanCost:
-    """Mean cost of a meme in a run; see :class:`eval.datasets.items.Cost`."""
-
-    calls: float
-    stored: float
-    tokens_in: float
-    tokens_out: float
-    tokens_cached: float
-    seconds: float
-    """Median of the duration."""
 
 
 def rounds_of(results: Results) -> tuple[Rounds, ...]:
@@ -91,20 +78,3 @@ def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
     # quantiles() needs two values. Inclusive: these are all values, not a sample of a larger population.
     low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return EntropyAt(round=number, n=len(values), low=low, middle=middle, high=high)
-
-
-def cost_of(results: Results) -> MeanCost | None:
-    """Means over the judged memes; None if costs are unknown (predictions from elsewhere)."""
-    costs = [one.prediction.cost for one in results.tried]
-    if not any(cost.calls or cost.seconds for cost in costs):
-        return None
-    calls = sum(cost.calls for cost in costs)
-    return MeanCost(
-        calls=calls / len(costs),
-        stored=sum(cost.stored for cost in costs) / calls if calls else 0.0,
-        tokens_in=fmean(cost.tokens_in for cost in costs),
-        tokens_out=fmean(cost.tokens_out for cost in costs),
-        tokens_cached=fmean(cost.tokens_cached for cost in costs),
-        # A median: a few trials that waited for a busy server would distort a mean.
-        seconds=median(cost.seconds for cost in costs),
-    )

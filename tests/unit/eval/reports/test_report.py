@@ -26,7 +26,7 @@ from eval.reports.details import wrong_memes
 from eval.reports.records import read_records
 from eval.reports.tasks import gather, sections_of
 from eval.runs.results import DOCKET, read_results, runs_below
-from eval.scores.courses import cost_of, entropies_of, rounds_of
+from eval.scores.courses import entropies_of, rounds_of
 from eval.scores.metrics import Bin, VerdictFault, task_card
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
@@ -415,14 +415,6 @@ def test_report_names_a_protocol_left_without_memes(tmp_path):
     assert [table.first.protocol for table in report.groups[0].tables] == [Protocol.MERGED]
     for form in (as_terminal(report), as_markdown(report), as_html(report)):
         assert "protocol extreme no meme" in form
-
-
-def test_costs_are_means_over_the_judged_memes(usual_run):
-    results = read_results(usual_run)
-    cost = cost_of(results)
-    costs = [judged.prediction.cost for judged in results.tried]
-    assert cost.calls == pytest.approx(sum(spent.calls for spent in costs) / len(costs)) and cost.calls > 5
-    assert cost.tokens_in == pytest.approx(sum(spent.tokens_in for spent in costs) / len(costs))
 
 
 def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):
