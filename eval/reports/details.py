@@ -8,14 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+import numpy as np
+
 from court.display import word
+from court.events import Side
 from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.reports import figures
 from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
 from eval.reports.tasks import Group, Report, RunView, faults_in_words, faults_sections
 from eval.runs.results import Judged, RunFolder
-from eval.scores.courses import entropies_of, rounds_of
+from eval.scores.courses import rounds_of
 from eval.scores.means import share_of
 from eval.scores.measure import NOTHING, figure
 from eval.scores.metrics import VerdictFault, faults_of
@@ -102,7 +105,7 @@ def _records_of(run: RunView, *, pictures: bool) -> Records:
 
 
 def _run(run: RunView, *, page: bool) -> Iterator[Section]:
-    rounds, entropies = rounds_of(run.results), entropies_of(run.results)
+    rounds = rounds_of(run.results)
     drawn: tuple[Drawn, ...] = ()
     if page:
         chart = figures.rounds(rounds, f"{run.key}-chart") or ""
@@ -115,11 +118,7 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
     ]
     heads: tuple[str, ...] = ("side", "gold", "memes", "rounds, mean")
     yield from _detail(f"{run.key}-rounds", f"Rounds, {run.label}", heads, counts)
-    quartiles = [
-        (word(side), str(one.round), f"{one.n:,}", *(f"{bits:.3f}" for bits in (one.low, one.middle, one.high)))
-        for side, course in entropies.items()
-        for one in course
-    ]
+    quartiles = list(_entropies(run))
     heads = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
     yield from _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", heads, quartiles)
     manifest, root = run.results.manifest, run.results.root
@@ -130,6 +129,17 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
     ]
     heads = ("precedent", "judged meme", "why", "text", "picture")
     yield from _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", heads, excluded)
+
+
+def _entropies(run: RunView) -> Iterator[tuple[str, ...]]:
+    """Quartiles of the summaries' entropy by side and round; a side that has already rested has none."""
+    for side in Side:
+        sides = (one.prediction.sides[side] for one in run.results.tried if side in one.prediction.sides)
+        courses = [one.entropies for one in sides if one.rounds]
+        for at in range(max(map(len, courses), default=0)):
+            bits = [course[at] for course in courses if len(course) > at]
+            quartiles = (f"{one:.3f}" for one in np.percentile(bits, (25, 50, 75)))
+            yield word(side), str(at + 1), f"{len(bits):,}", *quartiles
 
 
 def _detail(key: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Section]:

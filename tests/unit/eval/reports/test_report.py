@@ -26,7 +26,7 @@ from eval.reports.details import wrong_memes
 from eval.reports.records import read_records
 from eval.reports.tasks import gather, sections_of
 from eval.runs.results import DOCKET, read_results, runs_below
-from eval.scores.courses import entropies_of, rounds_of
+from eval.scores.courses import rounds_of
 from eval.scores.metrics import Bin, VerdictFault, task_card
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
@@ -208,7 +208,7 @@ def _tick_places(svg):
     return {"x": max(along) - min(along), "y": max(up) - min(up)}
 
 
-def test_rounds_and_entropies_match_the_predictions(usual_run):
+def test_rounds_match_the_predictions(usual_run):
     results = read_results(usual_run)
     rounds = {(histogram.side, histogram.harmful): histogram.counts for histogram in rounds_of(results)}
     expected = {}
@@ -217,14 +217,6 @@ def test_rounds_and_entropies_match_the_predictions(usual_run):
             counts = expected.setdefault((Side(side), judged.meme.harmful), {})
             counts[course.rounds] = counts.get(course.rounds, 0) + 1
     assert rounds == expected and rounds
-    course = entropies_of(results)[Side.ACCUSER]
-    first = sorted(
-        judged.prediction.sides["ACCUSER"].entropies[0]
-        for judged in results.tried
-        if judged.prediction.sides.get("ACCUSER") and judged.prediction.sides["ACCUSER"].rounds
-    )
-    assert course[0].n == len(first) and course[0].middle == first[len(first) // 2]
-    assert [point.n for point in course] == sorted((point.n for point in course), reverse=True)
 
 
 def test_points_of_curves_carry_their_values():
