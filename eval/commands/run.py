@@ -24,7 +24,12 @@ from eval.session.directory import MANIFEST
 from eval.session.engine import UNFINISHED, Progress
 from eval.session.spec import flags_of, spec_options, words_of_options
 from serving.cli.common import PATH
-from serving.models.vllm import VllmFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from eval.runs.plan import Plan
+    from eval.scores.measure import Figure
 
 _OF_A_START = ("data", "out", "name")
 """Circumstances that a resumed run has from its manifest."""
@@ -173,6 +178,7 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
             continue
         coverage = value.known("coverage").value
         click.echo(f"{name}: {value.n:,} memes, {value.gold['harmful']:,} harmful; coverage {coverage:.3f}")
+        rows: Mapping[str, Mapping[str, Figure | float | None]]
         rows = {"decided": value.decided, "strict": value.figures, "vote": value.vote, "majority": value.baseline}
         for what, figures in rows.items():
             if figures:

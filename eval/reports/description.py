@@ -218,7 +218,8 @@ def _rows(found: Tabled) -> Iterator[tuple[str, ...]]:
         # The last row has p-values.
         if found.shares and place < len(found.rows):
             _, n, *counts = row
-            cells = (*cells[:2], *(f"{int(count or 0):,} ({int(count or 0) / int(n or 1):.0%})" for count in counts))
+            of = n if isinstance(n, int) and n else 1
+            cells = (*cells[:2], *(f"{one:,} ({one / of:.0%})" for one in counts if isinstance(one, int)))
         yield cells
 
 

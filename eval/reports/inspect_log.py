@@ -123,8 +123,9 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 
 
 def _scores_of(results: Results) -> list[EvalScore]:
-    cards = [task_card(results, protocol) for protocol in ([None] if results.question else results.scorable)]
-    return [_score_of(card) for card in cards]
+    if results.question:
+        return [_score_of(task_card(results))]
+    return [_score_of(task_card(results, protocol)) for protocol in results.scorable]
 
 
 def _score_of(card: TaskCard) -> EvalScore:
@@ -133,7 +134,7 @@ def _score_of(card: TaskCard) -> EvalScore:
         for name, memes in card.over.items()
         if (one := card.figures[name]) is not None
     }
-    return EvalScore(name=card.protocol or card.task, scorer=_SCORER, scored_samples=card.n, metrics=metrics)
+    return EvalScore(name=str(card.protocol or card.task), scorer=_SCORER, scored_samples=card.n, metrics=metrics)
 
 
 _Parts = tuple[str | list[str], str, dict[str, Score], dict[str, Any]]

@@ -201,9 +201,11 @@ def _unique_labels(results: Sequence[Results]) -> list[str]:
 
 
 def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Group:
-    first, unscored, tables = runs[0].results, [], []
-    protocols = {None: None} if first.question else dict.fromkeys(p for run in runs for p in run.results.protocols)
-    for protocol in protocols:
+    first = runs[0].results
+    unscored: list[str] = []
+    tables: list[Table] = []
+    used = dict.fromkeys(protocol for run in runs for protocol in run.results.protocols)
+    for protocol in (None,) if first.question else tuple(used):
         rows = []
         for run in (one for one in runs if protocol is None or protocol in one.results.protocols):
             try:
