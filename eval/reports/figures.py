@@ -6,7 +6,7 @@ says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from court.events import Side
@@ -136,6 +136,32 @@ def _few(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(x, y, strict=True))[:: max(1, len(x) // 5)]
 
 
+def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], name: str) -> str | None:
+    """Shares as cells of a matrix, the darker the larger; empty where there is none."""
+    if not rows:
+        return None
+    with drawing(name):
+        figure, (axes,) = _sheet(1.6 + 0.62 * len(columns), 0.8 + 0.24 * len(rows))
+        for row, cells in enumerate(rows.values()):
+            for column, share in enumerate(cells):
+                if share is None:
+                    continue
+                _cell(axes, row, column=column, ink=Ink.DEFENDER, alpha=0.04 + 0.7 * share)
+                axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7.5, color=Ink.TEXT)
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_xticks(range(len(columns)), [_short(label, 12) for label in columns], rotation=30, ha="right")
+        axes.set_yticks(range(len(rows)), [_short(label) for label in rows])
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        words = "; ".join(
+            f"{label}: "
+            + ", ".join(f"{column} {one:.0%}" for column, one in zip(columns, cells, strict=True) if one is not None)
+            for label, cells in rows.items()
+        )
+        return themed(figure, name, f"Shares of each row. {words}.")
+
+
 def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = False) -> tuple[Figure, tuple[Axes, ...]]:
     """A figure of the given size in inches, and its axes in reading order."""
     from matplotlib.figure import Figure
@@ -143,3 +169,14 @@ def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = Fals
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, columns, sharey=sharey, squeeze=False)
     return figure, tuple(axes.flat)
+
+
+def _cell(axes: Axes, row: int, column: int, ink: str, alpha: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=ink, alpha=alpha, linewidth=0))
+
+
+def _short(label: str, most: int = 28) -> str:
+    line = " ".join(label.split())
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -295,7 +295,7 @@ def as_json(report: Report) -> dict[str, object]:
                 "task": table.first.task,
                 "protocol": table.first.protocol,
                 "rows": [
-                    {"run": row.run.label, "root": str(row.run.results.root or ""), "card": asdict(row.card)}
+                    {"run": row.run.label, "root": str(row.run.results.root or ""), "card": _card_json(row.card)}
                     for row in table.rows
                 ],
                 "remarks": list(table.remarks),
@@ -304,6 +304,11 @@ def as_json(report: Report) -> dict[str, object]:
             for table in group.tables
         ],
     }
+
+
+def _card_json(card: TaskCard) -> dict[str, object]:
+    question = card.question.model_dump(mode="json") if card.question else None
+    return {**asdict(replace(card, question=None)), "question": question}
 
 
 def lead_of(report: Report) -> list[str]:

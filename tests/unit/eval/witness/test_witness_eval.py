@@ -267,9 +267,10 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     for average, found in (("macro", card.macro_f1), ("weighted", card.weighted_f1)):
         assert found.value == pytest.approx(f1_score(truth, answers, labels=[0, 1], average=average))
         assert found.low < found.value < found.high
-    false, true = card.labels
-    assert (true.name, true.precision.value, true.recall.value, true.support) == ("True", 6 / 7, 6 / 10, 10)
-    assert (false.name, false.precision.value, false.recall.value) == ("False", 3 / 5, 3 / 5)
+    found = {name: figure.value for name, figure in card.by_label.items()}
+    assert (card.true, found["precision:True"], found["recall:True"]) == (10, 6 / 7, 6 / 10)
+    assert (found["precision:False"], found["recall:False"]) == (3 / 5, 3 / 5)
+    assert card.unknown_abstained == 0.5
     assert (card.citations.quotes, card.citations.dropped, card.citations.standing.value) == (3, 2, 3 / 5)
     assert (card.citations.judged, card.citations.bearing.value) == (2, 1 / 2)
 
