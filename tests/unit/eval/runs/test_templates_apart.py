@@ -13,7 +13,7 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.known import known_cards
 from eval.runs.results import Judged, RunFolder, not_judged, read_results
-from eval.scores.metrics import card, group_numbers_of
+from eval.scores.metrics import group_numbers_of, task_card
 from eval.synthetic.make import Layout, make
 from retrieval.audit.leakage import TEMPLATE, template_numbers
 from retrieval.embed.descriptor import describe
@@ -55,7 +55,7 @@ def test_template_split_judges_the_test_split_without_its_templates(world):
     (first, second) = np.flatnonzero(on_one.sum(axis=1) == 2)
     assert [meme.template for meme in memes].count("") == 1
     assert memes[first].template == memes[second].template == memes[first].id
-    assert card(read_results(world / "apart"), Protocol.MERGED, resamples=10).groups == 2
+    assert task_card(read_results(world / "apart"), Protocol.MERGED, resamples=10).groups == 2
     assert "The memes are of 2 groups" in invoke(world, "report", world / "apart")
     # Resumed with the options of its start; they can't be given again.
     invoke(world, "run", "--resume", world / "apart")
