@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from court.errors import BadRequest
 from eval.datasets.items import Protocol
-from eval.runs.results import NOT_JUDGED, Judged, Results
+from eval.runs.results import Results
 from eval.scores.measure import (
     FEWEST_TO_SAY,
     LOWER_IS_BETTER,
@@ -54,8 +54,6 @@ class Comparison:
     """Number of groups that the bootstrap drew; 0 if it drew memes."""
     left_out_a: tuple[str, ...]
     left_out_b: tuple[str, ...]
-    not_judged_a: int
-    not_judged_b: int
     official: str
     """Metric that the data set's authors rank by; its strict form if one of the two has no value for some memes."""
     a: Mapping[str, float | None]
@@ -158,8 +156,6 @@ def compare(
         groups=0 if groups is None else int(groups.max()) + 1,
         left_out_a=left_out[0],
         left_out_b=left_out[1],
-        not_judged_a=_not_judged(of_a.judged),
-        not_judged_b=_not_judged(of_b.judged),
         official=name_over_all(official, *systems),
         a=values[0],
         b=values[1],
@@ -190,10 +186,6 @@ def in_words(comparison: Comparison) -> list[str]:
         if left_out:
             verb = "is" if len(left_out) == 1 else "are"
             sentences.append(f"{_memes(len(left_out))} that only {name} was asked about {verb} not compared.")
-    for name, count in ((a, comparison.not_judged_a), (b, comparison.not_judged_b)):
-        if count:
-            verb = "counts" if count == 1 else "count"
-            sentences.append(f"{name} says nothing of {_memes(count)}, which {verb} as wrong.")
     if comparison.groups:
         sentences.append(
             f"The intervals are drawn over the {comparison.groups:,} groups that the card names; McNemar's test takes "
@@ -219,10 +211,6 @@ def in_words(comparison: Comparison) -> list[str]:
     if comparison.mcnemar_p < SURE:
         sentences.append("Whole answers differ by more than chance, the official figure does not.")
     return sentences
-
-
-def _not_judged(judged: Iterable[Judged]) -> int:
-    return sum(one.prediction.reason == NOT_JUDGED for one in judged)
 
 
 def _memes(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
-from eval.datasets.record_files import RecordFile, parse_object
+from eval.datasets.record_files import RecordFile
 from eval.scores.meme_rows import table_records
 from retrieval.library.tables import Record, parse_object
 
@@ -36,7 +36,7 @@ def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
         BadRequest: The file can't be read, or a scorer is named and the file is not a log.
         NotLoaded: The library that reads such files is not installed.
     """
-    if _is_log(path):
+    if path.suffix.lower() in (".eval", ".json"):
         return PredictionRows("sample", *inspect_records(path, scorer))
     if scorer:
         raise BadRequest(
@@ -47,21 +47,6 @@ def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
     if path.suffix.lower() == ".parquet":
         return PredictionRows("row", _parquet_records(path))
     return PredictionRows("line", table_records(path, _COLUMNS, "predictions"))
-
-
-def _is_log(path: Path) -> bool:
-    ending = path.suffix.lower()
-    if ending != ".json":
-        return ending == ".eval"
-    try:
-        # Only the beginning is read here; invalid UTF-8 is reported when the whole file is read.
-        with path.open(encoding="utf-8-sig", errors="replace") as lines:
-            first = next((line for line in lines if not line.isspace()), "")
-    except OSError:
-        return False  # reading it as text reports the error
-    # JSON lines or a table may have that suffix too: a log is a single object, indented or not.
-    record = parse_object(first)
-    return first.lstrip().startswith("{") and (record is None or "eval" in record)
 
 
 def _parquet_records(path: Path) -> Iterator[Record]:
@@ -142,8 +127,8 @@ def _samples(path: Path) -> tuple[str, list[EvalSample]]:
     # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
     except Exception as error:
         raise BadRequest(
-            f"{path.name} can't be read as a log of Inspect AI ({type(error).__name__}). Predictions as JSON go into a "
-            "file with an object a line.",
+            f"{path.name} can't be read as a log of Inspect AI ({type(error).__name__}). Predictions with an "
+            "object a line go into a file that ends in .jsonl.",
             reason="SOURCE_UNREADABLE",
         ) from None
 

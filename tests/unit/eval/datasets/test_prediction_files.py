@@ -179,16 +179,6 @@ def test_inspect_log_of_a_run_round_trips(tmp_path, inspect, ending):
     assert [one.outcome for one in read.predictions] == [one.prediction.outcome for one in ours]
 
 
-def test_json_lines_may_have_the_extension_json(tmp_path, inspect):
-    file = tmp_path / "theirs.json"
-    file.write_text('\n{"id": "a", "label": "harmful"}\n{"id": "b", "label": 0}\n')
-    assert [one.outcome for one in read_predictions(file, TWO).predictions] == [H, N, F, F]
-    file.write_text('{"id": "a", "label": "harmful"}')
-    assert read_predictions(file, TWO).predictions[0].outcome is H
-    file.write_text('{\n  "id": "a",\n  "label": "harmful"\n}')
-    assert "can't be read as a log of Inspect AI" in fault_in(file)
-
-
 @pytest.mark.parametrize("ending", ["eval", "json"])
 def test_damaged_log_is_reported(tmp_path, inspect, ending):
     whole = a_log(inspect, tmp_path / f"whole.{ending}", *(("abcd"[n], {"first": "harmful"}, {}) for n in range(4)))

@@ -159,15 +159,6 @@ def test_memes_dropped_by_a_protocol_are_not_reported_as_left_out():
     assert [flip.meme for flip in compare(a, b, Protocol.MERGED).changed] == ["1"]
 
 
-def test_unjudged_memes_are_reported():
-    gold = [True] * 4
-    a = results(gold, [H] * 4, name="A")
-    b = results(gold, [H, H, F, F], name="B", reason=["", "", "NOT_JUDGED", "OVERRUN"])
-    ours = compare(a, b, PLAIN)
-    assert (ours.not_judged_a, ours.not_judged_b) == (0, 1)
-    assert "B says nothing of 1 meme, which counts as wrong." in in_words(ours)
-
-
 def test_wording_for_a_difference_within_noise():
     a, b = systems_with(300, 12, 9, 33)
     assert in_words(compare(a, b, PLAIN)) == [
