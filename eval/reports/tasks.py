@@ -183,8 +183,8 @@ def gather(results: Sequence[Results], *, resamples: int = RESAMPLES, seed: int 
     groups: dict[tuple[str, str, str], list[RunView]] = {}
     for number, (one, label) in enumerate(zip(results, _unique_labels(results), strict=True), 1):
         # Grouped by what determines memes and gold, so that different ways of asking a question are side by side.
-        asked = str(one.question.material()) if one.question else ""
-        groups.setdefault((one.dataset, one.split, asked), []).append(RunView(f"run-{number}", label, one))
+        question = str(one.question.material()) if one.question else ""
+        groups.setdefault((one.dataset, one.split, question), []).append(RunView(f"run-{number}", label, one))
     found = (_group(f"group-{number}", runs, resamples, seed) for number, runs in enumerate(groups.values(), 1))
     return Report(tuple(found), resamples)
 

@@ -376,7 +376,7 @@ def task_card(
     over = {name: counted_memes(name, arrays) for name in names}
     always, words = baseline_of(arrays, multi=multi)
     failed = np.array([one.prediction.outcome is Outcome.FAILED for one in judged])
-    said = np.column_stack([arrays.predicted, ~arrays.answered & ~failed, failed]).astype(np.int64)
+    outcomes = np.column_stack([arrays.predicted, ~arrays.answered & ~failed, failed]).astype(np.int64)
     of_verdicts: dict[str, Any] = {}
     if protocol is not None:
         of_verdicts = _verdict_figures(judged, arrays, measured)
@@ -407,7 +407,7 @@ def task_card(
         baseline_words=words,
         gold=dict(zip(labels, arrays.gold.sum(axis=0).tolist(), strict=True)),
         said=dict(zip(labels, arrays.predicted.sum(axis=0).tolist(), strict=True)),
-        confusion=() if multi else tuple(map(tuple, (arrays.gold.astype(np.int64).T @ said).tolist())),
+        confusion=() if multi else tuple(map(tuple, (arrays.gold.astype(np.int64).T @ outcomes).tolist())),
         by_order=_by_order(judged, arrays, question, names) if question else (),
         **of_verdicts,
     )

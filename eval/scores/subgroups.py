@@ -196,7 +196,7 @@ def _table(
     members: Mapping[str, Bools],
     answered: Bools,
     gold: Bools,
-    said: Bools,
+    predicted: Bools,
     *,
     protocol: Protocol | None = None,
     task: str = "",
@@ -206,14 +206,14 @@ def _table(
     """The table before p-values are corrected; arrays are of shape (memes,), and those of members by group.
 
     Args:
-        gold: True for memes with the label, ``said`` for those that were given it.
+        gold: True for memes with the label, ``predicted`` for those that were given it.
     """
     every = np.ones_like(gold)
     # Numerator and denominator of each share.
     counted = {
-        "accuracy": (answered & (gold == said), every),
-        "false_alarms": (said & ~gold, ~gold),
-        "misses": (~said & gold, gold),
+        "accuracy": (answered & (gold == predicted), every),
+        "false_alarms": (predicted & ~gold, ~gold),
+        "misses": (~predicted & gold, gold),
         "silent": (~answered, every),
     }
     found = [
