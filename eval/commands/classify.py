@@ -22,7 +22,7 @@ from eval.runs.plan import Plan, parse_setting
 from eval.runs.results import LIBRARY, RunFolder, read_results
 from eval.runs.run import run
 from eval.runs.spec import Circumstances, JudgingSpec
-from eval.scores.task_card import require_metrics
+from eval.scores.metrics import require_metrics
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.spec import spec_options
@@ -150,10 +150,6 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
 
 
 def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
-    from court.question import read_question
-    from eval.scores.metrics import require_metrics
-    from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
-
     worded = read_question(options["question_file"]) if options["question_file"] else None
     if options["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
@@ -265,8 +261,6 @@ def _folder_name(question: Question) -> str:
 
 
 def _shown(plans: Sequence[Plan], out: Path) -> Shown:
-    from eval.reports import tasks
-
     report = tasks.gather([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(report), tasks.sections_of(report)
     question = plans[0].question

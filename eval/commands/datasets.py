@@ -36,8 +36,8 @@ from eval.datasets.hub import download
 from eval.datasets.known import card_file, find_card, known_cards, recognised
 from eval.datasets.record_files import keep_tables
 from eval.reports import description
-from eval.reports.sections import plain
-from eval.scores.task_card import require_metrics
+from eval.reports.sections import as_markdown, plain
+from eval.scores.metrics import require_metrics
 from eval.session.engine import watching
 from eval.session.spec import spec_options
 from retrieval.library.readers import counted
@@ -183,9 +183,9 @@ def describe(
         chosen, data = table.card, table.data
     else:
         chosen = dataset_in(data, id_)
-    found = run_watched(lambda _: describe(chosen, data, wanted, in_parts=plain))
+    found = run_watched(lambda _: description.describe(chosen, data, wanted, in_parts=plain))
     title = f"Description of {chosen.title}"
-    sections = description_sections(found)
+    sections = description.description_sections(found)
     if markdown is not None:
         write_page(markdown, as_markdown(title, chosen.caveats, sections))
     figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
@@ -244,10 +244,6 @@ def fetch(id_: str, out: Path) -> None:
 
 
 async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:
-    from court.backends.pictures.reader import GuardedPictureReader
-    from eval.datasets.check import check as check_dataset
-    from eval.scores.metrics import require_metrics
-
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None

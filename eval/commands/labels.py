@@ -22,6 +22,12 @@ from eval.commands.options import (
 )
 from eval.reports.label_sections import annotators_section, noise_section, soft_section, subgroup_sections
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
+from eval.scores import annotators as scored
+from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.label_noise import find_task_noise, noise_of_harm
+from eval.scores.meme_rows import read_meme_rows
+from eval.scores.subgroups import groups_of, subgroup_tables
+from eval.studies.vote import left_out_probabilities
 from serving.cli.common import PATH
 
 
@@ -47,9 +53,6 @@ def subgroups(runs: tuple[Path, ...], by: str, protocol: str | None) -> Shown:
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.reports.label_sections import subgroup_sections
-    from eval.scores.subgroups import groups_of, subgroup_tables
-
     read, sections, figures = read_runs(runs), [], []
     for results in read:
         of_meme = groups_of(results, by)
@@ -98,11 +101,6 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     score), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.reports.label_sections import annotators_section, soft_section
-    from eval.scores import annotators as scored
-    from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-    from eval.scores.meme_rows import read_meme_rows
-
     named = words_in(harmful)
     lead: list[str] = []
     if votes.is_dir():
@@ -158,10 +156,6 @@ def noise(runs: tuple[Path, ...], protocol: str | None, show: int) -> Shown:
     runs of classify, labels are checked one by one, each with its own probability. The list holds ids only and no text
     of a meme.
     """
-    from eval.reports.label_sections import noise_section
-    from eval.scores.label_noise import find_task_noise, noise_of_harm
-    from eval.studies.vote import left_out_probabilities
-
     if bool(runs) == (library is not None):
         raise click.UsageError("Give either runs or --library.")
     if library is not None:

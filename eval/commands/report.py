@@ -8,16 +8,11 @@ from pathlib import Path
 import click
 
 from eval.commands.options import html_option, json_option, runs_argument, write_page
-from eval.reports import tasks, verdicts
+from eval.reports import tasks
 from eval.reports.details import details_sections
-from eval.reports.sections import Section, as_markdown, as_page, as_text
-from eval.reports.verdicts import Report
+from eval.reports.sections import as_markdown, as_page, as_text
 from eval.runs.results import read_runs
 from serving.cli.common import NEW_FILE
-
-if TYPE_CHECKING:
-    from eval.reports.sections import Section
-    from eval.reports.tasks import Report
 
 
 @click.command()
@@ -38,9 +33,6 @@ def report(
 
     Runs of classify are shown by their task: the authors' metrics, label by label.
     """
-    from eval.reports import tasks
-    from eval.reports.sections import as_markdown, as_page, as_text
-
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")
     found = tasks.gather(read_runs(runs))
@@ -49,16 +41,12 @@ def report(
     click.echo(json.dumps(tasks.as_json(found)) if as_json else text)
     # After the tables are shown: a page needs libraries that a terminal does without.
     if markdown is not None:
-        write_page(markdown, as_markdown(found.title, lead, [*sections, *_details(found)]))
+        write_page(markdown, as_markdown(found.title, lead, [*sections, *details_sections(found)]))
         click.echo(f"Written: {markdown}", err=True)
     if html is not None:
         drawn = tasks.sections_of(found, page=True)
-        details = _details(found, page=True, pictures=not no_pictures)
+        details = details_sections(found, page=True, pictures=not no_pictures)
         write_page(html, as_page(found.title, lead, [*drawn, *details]))
         click.echo(f"Written: {html} ({html.stat().st_size / 1e6:.1f} MB)", err=True)
         if show:
             click.launch(html.resolve().as_uri())
-
-
-def _details(report: Report, **form: bool) -> list[Section]:
-    return details_sections(report, **form)

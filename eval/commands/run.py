@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,13 @@ from eval.runs.plan import Plan
 from eval.runs.results import Results, RunFolder, RunSpec, dataset_of, read_results
 from eval.runs.run import run as run_plan
 from eval.runs.spec import Circumstances, JudgingSpec
-from eval.scores.measure import figure
-from eval.scores.metrics import Card, card
+from eval.scores.measure import Figure, figure
+from eval.scores.metrics import TaskCard, task_card
 from eval.session.directory import MANIFEST
 from eval.session.engine import UNFINISHED, Progress
 from eval.session.spec import flags_of, spec_options, words_of_options
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from eval.runs.plan import Plan
-    from eval.scores.measure import Figure
+from serving.models.vllm import VllmFailed
 
 _OF_A_START = ("data", "out", "name")
 """Circumstances that a resumed run has from its manifest."""
@@ -154,9 +150,6 @@ def _with_options_that_fit(plan: Plan) -> Plan:
 
 
 def _show(plan: Plan, options: dict[str, Any]) -> None:
-    from eval.scores.measure import figure
-    from eval.scores.metrics import TaskCard, task_card
-
     results = read_results(plan.out)
     cards: dict[str, TaskCard | str] = {}
     # One protocol may leave nothing to score while the others have figures.

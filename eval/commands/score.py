@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,11 @@ from eval.commands.options import (
 from eval.datasets.items import Protocol
 from eval.datasets.read import read_split
 from eval.reports import tasks
-from eval.reports.sections import Section
 from eval.runs.results import Results, write_scored
-from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
 from eval.scores.prediction_file import ScoredFile, read_answers, read_predictions
 from eval.session.spec import spec_options
 from eval.solvers.question import ELSEWHERE, question_about
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from eval.datasets.items import Protocol
-    from eval.scores.prediction_file import ScoredFile
 
 
 @click.command()
@@ -73,10 +66,6 @@ def score(file: Path, **options: Any) -> Shown:
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
-    from eval.reports import tasks
-    from eval.scores.prediction_file import read_answers, read_predictions
-    from eval.solvers.question import ELSEWHERE, question_about
-
     data, split = options["data"], options["split"]
     if options["id_"] is not None:
         dataset = dataset_of(options["id_"])

@@ -93,6 +93,9 @@ def share_figure(value: float, resampled: Floats, n: int, *, largest: float = 1.
     """
     low, high = interval(resampled)
     if low == high and n and (not edges_only or value in (0.0, largest) or n == 1):
+        # Not above: nearly every command imports this module, and would be twice as slow to show its --help.
+        from scipy.stats import binomtest
+
         # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
         exact = binomtest(round(value / largest * n), n).proportion_ci(confidence_level=0.95, method="exact")
         low, high = largest * float(exact.low), largest * float(exact.high)
