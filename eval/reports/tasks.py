@@ -482,8 +482,8 @@ def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Sectio
         (f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}")
         for one in card.calibration
     ]:
-        rows = (("scores", "memes", "mean score", "share harmful"), *bins)
-        yield Section(f"{key}-calibration", f"Calibration, {title}", rows, level=3, detail=True)
+        head = ("scores", "memes", "mean score", "share harmful")
+        yield Section(f"{key}-calibration", f"Calibration, {title}", (head, *bins), level=3, detail=True)
 
 
 def _plots(table: Table, row: TableRow, key: str) -> tuple[Drawn, ...]:
