@@ -24,10 +24,9 @@ from eval.reports.label_sections import annotators_section, noise_section, soft_
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
 from eval.scores import annotators as scored
 from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-from eval.scores.label_noise import find_task_noise, noise_of_harm
+from eval.scores.label_noise import find_task_noise
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.subgroups import groups_of, subgroup_tables
-from eval.studies.vote import left_out_probabilities
 from serving.cli.common import PATH
 
 
@@ -156,16 +155,11 @@ def noise(runs: tuple[Path, ...], protocol: str | None, show: int) -> Shown:
     runs of classify, labels are checked one by one, each with its own probability. The list holds ids only and no text
     of a meme.
     """
-    if bool(runs) == (library is not None):
-        raise click.UsageError("Give either runs or --library.")
-    if library is not None:
-        name, found = library.name, noise_of_harm(left_out_probabilities(library))
-    else:
-        read = _runs_of_one_split(runs)
-        name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
-        if read[0].question is not None and protocol is not None:
-            raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
-        found = find_task_noise(read, None if read[0].question else protocols_of(protocol, read[0].protocols)[0])
+    read = _runs_of_one_split(runs)
+    name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
+    if read[0].question is not None and protocol is not None:
+        raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
+    found = find_task_noise(read, None if read[0].question else protocols_of(protocol, read[0].protocols)[0])
     lead = (
         [f"Not looked at, as too few memes have it, or lack it: {', '.join(found.too_few)}."] if found.too_few else []
     )

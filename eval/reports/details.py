@@ -188,9 +188,8 @@ def _facts(run: RunView) -> Iterator[tuple[str, str]]:
             f"{calls:.1f} model calls ({stored / calls if calls else 0:.0%} from the store), {read:,.0f} tokens read "
             f"({cached:,.0f} cached), {written:,.0f} written",
         )
-        # Medians: a few trials that waited for a busy server would distort a mean.
-        chain, seconds = median(cost.chain for cost in costs), median(cost.seconds for cost in costs)
-        yield "median", f"longest chain of calls {chain:g}, {seconds:.2f} s"
+        # A median: a few trials that waited for a busy server would distort a mean.
+        yield "median duration", f"{median(cost.seconds for cost in costs):.2f} s"
 
 
 def _gold_words(meme: JudgedMeme) -> str:

@@ -599,10 +599,8 @@ def _grid(table: Table) -> Iterator[Section]:
 def _choice(group: Group, table: Table) -> Iterator[Section]:
     """The best of several ways of asking, and its selection bias."""
     runs = [run.results for run, _ in table.rows if run.results.finished]
-    # Ignores the draw, the only difference between repeats, which are not alternatives to choose from.
-    questions = {
-        card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in table.rows if card.question
-    }
+    questions = {card.question.model_dump_json() for _, card in table.rows if card.question}
+    # Runs that asked the same are not alternatives to choose from.
     if len(runs) < 2 or len(questions) < len(runs):
         return
     key, title = f"{table.key}-choice", "Best first"

@@ -122,7 +122,7 @@ def find_task_noise(read: Sequence[Results], protocol: Protocol | None = None) -
     answers = [answers_of(results, protocol) for results in read]
     memes_of, task = _by_meme(answers), answers[0].task
     if protocol is not None:
-        return noise_of_harm(memes_of(HARM.index("harmful")))
+        return TaskNoise(task, {"harmful": find_label_noise(memes_of(HARM.index("harmful")))})
     if all(np.isnan(each.arrays.scores).any(axis=1).all() for each in answers):
         raise BadRequest(
             f"No answer of these runs has probabilities of the labels of {task}: ask for them with --odds, or take the "
@@ -143,11 +143,6 @@ def find_task_noise(read: Sequence[Results], protocol: Protocol | None = None) -
             f"No label of {task} has enough memes with and without it to list label noise.", reason=TOO_FEW
         )
     return TaskNoise(task, found, tuple(too_few))
-
-
-def noise_of_harm(memes: Sequence[tuple[str, bool, float | None]]) -> TaskNoise:
-    """Lists labels of harm that are likely wrong; arguments and errors as of :func:`find_label_noise`."""
-    return TaskNoise("harm", {"harmful": find_label_noise(memes)})
 
 
 def _by_meme(read: Sequence[Answers]) -> Callable[[int], list[tuple[str, bool, float | None]]]:

@@ -79,7 +79,7 @@ _ABSTAINED, _FAILED = 2, 3
 """Columns of a confusion matrix beside the answers false and true."""
 _LABELS = ("False", "True")
 _PER_LABEL = tuple(f"{kind}:{label}" for label in _LABELS for kind in KINDS)
-_BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
+_BEARS: dict[ClaimLabel | None, str] = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 
 @dataclass(frozen=True, slots=True)

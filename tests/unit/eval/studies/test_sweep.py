@@ -90,7 +90,7 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     assert [candidate.run for candidate in swept.ways] == ["r1", "r2", "r0", "r3"]
     for candidate in swept.ways:
         own_figures = task_card(
-            next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000
+            next(run for run in [*runs, halting] if run.name == candidate.run), PLAIN, resamples=2000
         )
         assert candidate.value.value == pytest.approx(own_figures.known("macro-f1").value)
         assert candidate.accuracy == pytest.approx(own_figures.known("accuracy").value)
