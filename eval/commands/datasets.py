@@ -36,7 +36,7 @@ from eval.datasets.hub import download
 from eval.datasets.known import card_file, find_card, known_cards, recognised
 from eval.datasets.record_files import keep_tables
 from eval.reports import description
-from eval.reports.sections import as_markdown, plain
+from eval.reports.sections import plain
 from eval.scores.metrics import require_metrics
 from eval.session.engine import watching
 from eval.session.spec import spec_options
@@ -186,8 +186,6 @@ def describe(
     found = run_watched(lambda _: description.describe(chosen, data, wanted, in_parts=plain))
     title = f"Description of {chosen.title}"
     sections = description.description_sections(found)
-    if markdown is not None:
-        write_page(markdown, as_markdown(title, chosen.caveats, sections))
     figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
     answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
     show_answer(answer, html=html, as_json=as_json)
