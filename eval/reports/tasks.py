@@ -220,7 +220,9 @@ def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Grou
             key_ = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
             tables.append(Table(key_, tuple(rows), comparisons=compared, remarks=remarks(rows, compared)))
     card = card_of_results(first)
-    return Group(key, first.dataset, first.split, card, tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
+    return Group(
+        key, first.dataset, first.split, card, runs=tuple(runs), tables=tuple(tables), unscored=tuple(unscored)
+    )
 
 
 def _comparisons(rows: Sequence[TableRow], resamples: int, seed: int) -> Iterator[Comparison]:

@@ -75,7 +75,7 @@ def test_classify_supports_the_template_split(world):
     folder = RunFolder(world / "classified")
     assert folder.manifest().split == "test" and folder.manifest().checked["template"] == TEMPLATE
     assert any(excluded.why == "same template" for excluded in folder.excluded())
-    assert any(meme.template for meme in folder.memes()) and "groups of memes" in output
+    assert any(meme.template for meme in folder.memes()) and "which are drawn whole" in output
 
 
 @pytest.mark.slow
