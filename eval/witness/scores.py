@@ -122,8 +122,6 @@ class WitnessCard:
     """Mean F1 of both labels, weighted by the number of claims with each."""
     by_label: Mapping[str, Figure | None]
     """Precision, recall and F1 of both labels, such as ``f1:True``."""
-    unknown_abstained: float | None
-    """Share of ``unknown`` on which it abstained; None if there are none."""
     against: Figure | None
     """Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it."""
     citations: Citations
@@ -161,14 +159,12 @@ def _card(
     names = ("coverage", "accuracy", "macro-f1", "weighted-f1", *_PER_LABEL)
     found = measure(arrays, names, None, resamples=resamples, seed=seed)
     decided = measure(arrays, ("accuracy",), None, only=arrays.answered, resamples=resamples, seed=seed)
-    unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
     coverage = known_figure(found["coverage"])
 
     return WitnessCard(
         arm=arm,
-        n=len(known),
+        n=len(lines),
         true=int(gold[:, 1].sum()),
-        unknown=len(unknown),
         abstained=predicted.count(_ABSTAINED),
         failed=predicted.count(_FAILED),
         coverage=coverage,
@@ -178,8 +174,7 @@ def _card(
         macro_f1=known_figure(found["macro-f1"]),
         weighted_f1=known_figure(found["weighted-f1"]),
         by_label={name: found[name] for name in _PER_LABEL},
-        unknown_abstained=sum(_column(one) == _ABSTAINED for one in unknown) / len(unknown) if unknown else None,
-        against=difference_of(_right(known), _right(baseline), resamples=resamples, seed=seed),
+        against=difference_of(_right(lines), _right(baseline), resamples=resamples, seed=seed),
         citations=_citations(lines, resamples, seed),
         calls=_mean([one.calls for one in lines]),
         tokens=_mean([one.tokens_in + one.tokens_out for one in lines]),

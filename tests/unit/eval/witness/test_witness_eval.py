@@ -270,7 +270,6 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     found = {name: figure.value for name, figure in card.by_label.items()}
     assert (card.true, found["precision:True"], found["recall:True"]) == (10, 6 / 7, 6 / 10)
     assert (found["precision:False"], found["recall:False"]) == (3 / 5, 3 / 5)
-    assert card.unknown_abstained == 0.5
     assert (card.citations.quotes, card.citations.dropped, card.citations.standing.value) == (3, 2, 3 / 5)
     assert (card.citations.judged, card.citations.bearing.value) == (2, 1 / 2)
 
