@@ -42,6 +42,7 @@ from eval.scores.measure import (
     strict_name,
 )
 from eval.scores.metrics import (
+    DECIDED,
     KINDS,
     KINDS_OF_MANY,
     TaskCard,
@@ -384,7 +385,7 @@ def figure_rows(rows: Sequence[TableRow]) -> Rows:
         cells = [_over(card, name) if run.finished or partial else NOTHING for run, card in rows]
         marked = f"{name} (official)" if first.question and name == first.question.official else name
         row(marked, cells, first.baseline.get(name))
-        if name in first.decided and any(card.unanswered for card in cards):
+        if name in DECIDED and (first.protocol or any(card.unanswered for card in cards)):
             row(f"{name}, decided", [figure(card.decided.get(name)) for card in cards])
     row("ECE", [figure_over(card.ece, sum(one.n for one in card.calibration), card.n) for card in cards])
     for name in ("accuracy", "macro-f1"):
