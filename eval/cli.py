@@ -24,7 +24,7 @@ COMMANDS = {
     "datasets": ("eval.commands.datasets", "List, check and describe data sets by their cards."),
     "labels": ("eval.commands.labels", "Say how far labels can be trusted."),
     "classify": ("eval.commands.classify", "Ask a question of a card about every meme: stance, target, frames."),
-    "functional": ("eval.commands.functional", "Run or write functional tests in the manner of HateCheck."),
+    "functional": ("eval.commands.functional", "Score functional tests in the manner of HateCheck."),
     "witness": ("eval.commands.witness", "Measure the expert witness on claims whose truth is known."),
     "arena": ("eval.commands.arena", "Have models explain memes and judge each other's answers, and rank them."),
     "probe": ("eval.commands.probe", "Find out which harmful memes a model does not understand."),

@@ -102,6 +102,16 @@ def share_figure(value: float, resampled: Floats, n: int, *, largest: float = 1.
     return Figure(value, low, high)
 
 
+def wilson(count: int, n: int) -> Figure | None:
+    """A share with Wilson's 95 % interval (1927), valid for few memes and shares near 0 and 1; None if ``n`` is 0."""
+    from scipy.stats import binomtest
+
+    if not n:
+        return None
+    span = binomtest(count, n).proportion_ci(confidence_level=0.95, method="wilson")
+    return Figure(count / n, float(span.low), float(span.high))
+
+
 NOTHING = "–"
 """Placeholder for a missing figure."""
 

@@ -11,7 +11,7 @@ from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
 from eval.datasets.record_files import RecordFile
 from eval.scores.meme_rows import table_records
-from retrieval.library.tables import Record, parse_object
+from retrieval.library.tables import Record
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from scipy.stats import binomtest, fisher_exact
+from scipy.stats import fisher_exact
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import DETECT, language_of
 from eval.runs.results import Results, card_of_results
-from eval.scores.measure import SURE, Bools, Figure, holm, right_answers
+from eval.scores.measure import SURE, Bools, Figure, holm, right_answers, wilson
 from eval.scores.metrics import HARM, answers_of, question_of
 from retrieval.text import script_of
 
@@ -246,14 +246,6 @@ def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
         )
         for table in tables
     ]
-
-
-def wilson(count: int, n: int) -> Figure | None:
-    """A share with Wilson's 95 % interval (1927), valid for few memes and shares near 0 and 1; None if ``n`` is 0."""
-    if not n:
-        return None
-    span = binomtest(count, n).proportion_ci(confidence_level=0.95, method="wilson")
-    return Figure(count / n, float(span.low), float(span.high))
 
 
 def _share(hits: Bools, of: Bools, inside: Bools) -> Share:

@@ -29,7 +29,7 @@ from eval.scores.annotators import (
 from eval.scores.label_noise import find_label_noise
 from eval.scores.measure import holm, wilson
 from eval.scores.meme_rows import read_meme_rows
-from eval.scores.subgroups import NONE, groups_by, subgroup_tables, wilson
+from eval.scores.subgroups import NONE, groups_by, subgroup_tables
 from tests.support.judged import F, H, N, U, meme, results, write_run
 
 
