@@ -237,14 +237,14 @@ def _witness(_: Path) -> Mapping[str, Any]:
             (str(fact.true), labels.get(expected_finding(fact, arm, remembers=reader.remembers(fact)).name))
             for fact in facts
         ]
-        scores = [{"f1": f1} for f1 in _f1s(pairs, ("False", "True"))]
+        scores = _f1s(pairs, ("False", "True"))
         shares = [_mean([gold == label for gold, _ in pairs]) for label in ("False", "True")]
         arms.append(
             {
                 "arm": str(arm),
-                "labels": scores,
-                "macro_f1": _mean([one["f1"] for one in scores]),
-                "weighted_f1": sum(share * one["f1"] for share, one in zip(shares, scores, strict=True)),
+                "by_label": {"f1:False": scores[0], "f1:True": scores[1]},
+                "macro_f1": _mean(scores),
+                "weighted_f1": sum(share * f1 for share, f1 in zip(shares, scores, strict=True)),
                 "coverage": _mean([answer is not None for _, answer in pairs]),
             }
         )
