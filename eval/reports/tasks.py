@@ -383,14 +383,21 @@ def figure_rows(rows: Sequence[TableRow]) -> Rows:
         # Over some memes, a figure of an unfinished run means something; over all, memes that wait count as wrong.
         partial = strict_name(name) != name
         cells = [_over(card, name) if run.finished or partial else NOTHING for run, card in rows]
-        marked = f"{name} (official)" if first.question and name == first.question.official else name
+        title = _title_of(name)
+        marked = f"{title} (official)" if first.question and name == first.question.official else title
         row(marked, cells, first.baseline.get(name))
         if name in DECIDED and (first.protocol or any(card.unanswered for card in cards)):
-            row(f"{name}, decided", [figure(card.decided.get(name)) for card in cards])
+            row(f"{title}, decided", [figure(card.decided.get(name)) for card in cards])
     row("ECE", [figure_over(card.ece, sum(one.n for one in card.calibration), card.n) for card in cards])
     for name in ("accuracy", "macro-f1"):
-        row(f"precedents' vote: {name}", [figure_over(card.vote.get(name), card.voted, card.n) for card in cards])
+        voted = [figure_over(card.vote.get(name), card.voted, card.n) for card in cards]
+        row(f"precedents' vote: {_title_of(name)}", voted)
     return tuple(found)
+
+
+def _title_of(name: str) -> str:
+    """Name of a metric as people write it: ``macro-f1`` is macro-F1."""
+    return re.sub("auroc|mmae|f1", lambda part: part[0].upper(), name).replace("brier", "Brier")
 
 
 def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:

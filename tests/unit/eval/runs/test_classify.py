@@ -232,7 +232,7 @@ def test_runs_are_compared_reported_and_exported(data, tmp_path, model):
     pages = ["--html", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
     ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), str(tmp_path / "words"), *pages])
     assert ran.exit_code == 0
-    assert "macro-f1 (official)" in (tmp_path / "p.html").read_text() and "| macro-f1 (official) |" in (
+    assert "macro-F1 (official)" in (tmp_path / "p.html").read_text() and "| macro-F1 (official) |" in (
         (tmp_path / "p.md").read_text()
     )
     target = tmp_path / "log.json"

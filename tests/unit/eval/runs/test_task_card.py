@@ -203,7 +203,7 @@ def test_run_that_leaves_the_harder_half_open_is_not_better(official):
         for run, more in ((whole, {}), (half, {"shots": 2}))
     ]
     sections = {section.key: section for section in sections_of(gather(runs))}
-    rows = {row[0]: row for row in sections["group-1-stance-figures-0"].rows}
+    rows = {row[0].lower(): row for row in sections["group-1-stance-figures-0"].rows}
     assert rows[f"{official} (official)"][2].endswith(" of 40") and " of " not in rows[strict][2]
     assert sections["group-1-stance-grid-0"].title.startswith(strict)
     head, compared = sections["group-1-stance-compared"].rows
