@@ -68,6 +68,7 @@ class VllmTurns:
             await self._until(lambda: turns.done() or (self._served is not None and self._served[0] == model))
         finally:
             self._waiting[model] -= 1
+            self._wake()  # this call may have been cancelled in its turn, for whose end others wait
         if turns.done():
             turns.result()  # raises what ended the loop: this call's turn would never come
         assert self._served is not None

@@ -282,6 +282,23 @@ async def test_waiting_for_a_turn_can_be_cancelled(stand_in):
     assert stand_in.journal() == [("start", "a"), ("end", "a")]
 
 
+async def test_call_that_is_cancelled_in_its_turn_holds_up_no_other_model(monkeypatch):
+    async def serve(_, model):
+        await asyncio.sleep(0.01)  # both calls wait by now
+        if model == "a":
+            asyncio.get_running_loop().call_soon(first.cancel)  # before it wakes up
+        return ServedModel("http://127.0.0.1:1/v1", model, SecretStr("key"))
+
+    async def call(model):
+        async with turns.turn(model) as served:
+            return served.name
+
+    monkeypatch.setattr(VllmSessions, "serve", serve)
+    async with asyncio.timeout(10), VllmTurns(print, pictures=4, quiet_s=0.01) as turns:
+        first, second = asyncio.create_task(call("a")), asyncio.create_task(call("b"))
+        assert await second == "b" and first.cancelled()
+
+
 async def test_failed_start_reaches_all_waiting_calls(stand_in):
     async with turns_of() as (_, say):
         outcomes = await asyncio.gather(say("missing/model"), say("missing/model"), return_exceptions=True)
@@ -316,11 +333,8 @@ def test_arena_starts_its_models_in_turns(stand_in, data, tmp_path):
     outcome = evaluate("arena", *options, *VLLM, "--json")
     assert outcome.exit_code == 0, outcome.output
     results = json.loads(outcome.stdout)
-    assert results["manifest"]["finished"] and {row["model"] for row in results["boards"][0]["rows"]} == {
-        "ash",
-        "beech",
-        "cedar",
-    }
+    assert results["manifest"]["finished"]
+    assert {row["model"] for row in results["boards"][0]["rows"]} == {"ash", "beech", "cedar"}
     journal = stand_in.journal()
     assert one_at_a_time(journal) and {name for _, name in journal} == {"ash-vl", "beech-vl", "cedar-vl"}
     # No call is repeated, so only probing each model takes a start.
