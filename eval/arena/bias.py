@@ -273,10 +273,11 @@ class UnderSetting:
     setting: Setting
     battles: int
     judges: tuple[JudgeAgreement, ...]
-    ndcg: float
+    ndcg: float | None
+    """Mean over judges, as the others; None if no judge can be compared."""
     tau: float | None
-    chance: float
-    joint: float
+    chance: float | None
+    joint: float | None
     """Mean NDCG with the joint vote as reference."""
     joint_tau: float | None
     own_cases: tuple[OwnCase, ...]
@@ -367,11 +368,10 @@ def _under(
         setting=setting,
         battles=len(everything),
         judges=tuple(agreements),
-        # Without a judge to compare, nothing is out of order.
-        ndcg=_mean(each.ndcg for each in agreements) if agreements else 1.0,
+        ndcg=_mean(each.ndcg for each in agreements),
         tau=_mean(each.tau for each in agreements),
-        chance=_mean(each.chance for each in agreements) if agreements else 1.0,
-        joint=_mean(each.joint for each in agreements) if agreements else 1.0,
+        chance=_mean(each.chance for each in agreements),
+        joint=_mean(each.joint for each in agreements),
         joint_tau=_mean(each.joint_tau for each in agreements),
         own_cases=tuple(cases),
         own_lift=_mean(case.lift for case in cases),

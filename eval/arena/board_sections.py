@@ -226,12 +226,12 @@ def _bias(bias: BiasReport) -> Section:
             if case.favours_itself
         ]
         numbers = (
-            f"{one.ndcg:.3f}",
-            f"{one.chance:.3f}",
+            figure(one.ndcg),
+            figure(one.chance),
             figure(one.tau, ".2f"),
             figure(one.own_lift, "+.1f", times=100),
         )
-        joint = (f"{one.joint:.3f}", figure(one.joint_tau, ".2f"))
+        joint = (figure(one.joint), figure(one.joint_tau, ".2f"))
         rows.append((SETTING_WORDS[one.setting], f"{one.battles:,}", *numbers, *joint, ", ".join(guilty) or "nobody"))
     return Section(
         "bias",

@@ -11,16 +11,7 @@ import pytest
 
 from court.errors import BadRequest, ModelRefused, Unavailable
 from eval.arena.boards import Estimate, board_of
-from eval.arena.events import (
-    Answered,
-    AnyEvent,
-    FusionBegun,
-    FusionRound,
-    Judged,
-    MemeLeftOut,
-    NoReply,
-    TaskFormulated,
-)
+from eval.arena.events import Answered, AnyEvent, FusionBegun, FusionRound, Judged, MemeLeftOut, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard
@@ -430,15 +421,7 @@ def test_number_of_calls_and_cost_are_predicted(tmp_path):
 
 
 def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
-    arena = Arena(
-        tmp_path,
-        memes=8,
-        levels=5,
-        swapped=True,
-        pairing="baseline",
-        anchor="cedar",
-        guideline="none",
-    )
+    arena = Arena(tmp_path, memes=8, levels=5, swapped=True, pairing="baseline", anchor="cedar", guideline="none")
     arena.hold()
     events = arena.folder.events()
     battles = events_of_kind(events, Judged)

@@ -157,10 +157,7 @@ def test_student_with_unusable_replies_has_no_figures(folder):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ({"hold_out": ["zebra"]}, "no family zebra"),
-        ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train"),
-    ],
+    [({"hold_out": ["zebra"]}, "no family zebra"), ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train")],
 )
 def test_impossible_hold_outs_are_refused(finished_arena, options, words):
     with pytest.raises(BadRequest) as caught:

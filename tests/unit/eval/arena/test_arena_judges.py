@@ -129,6 +129,8 @@ def test_self_preference_is_measured_against_impartial_judges():
         (fused,) = bias_report(few, "abc", "abc", resamples=200, seed=0).settings
         partial = next(case for case in fused.own_cases if case.judge == "b")
         assert partial.lift > 0.2 and (partial.low is not None) == partial.favours_itself == enough
+    (alone,) = bias_report([e for e in events if e.judge == "b"], "abc", "abc", resamples=100, seed=0).settings
+    assert {alone.ndcg, alone.chance, alone.joint, alone.tau} == {None}, "nobody to compare with is no full marks"
     assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", resamples=100, seed=0) is None
 
 
