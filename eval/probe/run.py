@@ -118,10 +118,7 @@ async def _go_through(
     pairs = [(known[one.meme], taxonomy[name]) for one in mined for name in one.categories]
     line = _live(folder, SCORED, progress, len(pairs))
     scored = await run_items(
-        pairs,
-        lambda pair: score_meme(models, *pair),
-        concurrency=plan.concurrency,
-        store=lambda _, one: line(one),
+        pairs, lambda pair: score_meme(models, *pair), concurrency=plan.concurrency, store=lambda _, one: line(one)
     )
     # In the order of the pairs: so far lines stand in the order in which calls came back.
     folder.write(SCORED, scored)
@@ -190,9 +187,10 @@ async def _subjects(
             store=lambda _, meme: results.add(meme),
             progress=partial(progress.step, "erased"),
         )
-        results.put_in_order(by_id)
         painted, still = sum(m.lines for m in results.done.values()), sum(m.left > 0 for m in results.done.values())
         progress.tell(f"{painted:,} lines were painted over; of {still:,} pictures some can still be read.")
+    # Also where none was left: a session may have been killed before this.
+    results.put_in_order(by_id)
     return [
         Subject(
             id=meme.id,

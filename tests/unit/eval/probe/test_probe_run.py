@@ -13,7 +13,7 @@ from eval.cli import cli
 from eval.datasets.known import find_card
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, prompt_of
-from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Sorted, Step, StepOutcome
+from eval.probe.folder import MARK, MEMES, MINED, REWRITTEN, SCORED, ProbeFolder, Sorted, Step, StepOutcome
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, probe
 from eval.probe.topics import topics_of
@@ -89,6 +89,8 @@ def test_calls_tokens_and_cost_are_reported(whole):
 def test_repeating_a_finished_probe_makes_no_calls_and_changes_nothing(whole, tmp_path):
     plan, folder, calls, _ = whole
     before, finished = contents(folder), folder.manifest().finished
+    # As if it had been killed before the prepared pictures were in order.
+    folder.write(MEMES, reversed(folder.memes()))
     again, calls_made = probed(plan, reader=FakeReader(Unavailable("no reader", reason="NONE")))
     assert (calls_made, contents(again), again.manifest().finished) == (0, before, finished)
     assert sum(one.calls for one in again.spent().values()) == calls
