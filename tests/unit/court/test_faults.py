@@ -28,7 +28,7 @@ from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
 from tests.support.replies import acquits_validly
 from tests.support.sizes import FULL
-from tests.support.virtual_time import run, use_virtual_deadlines
+from tests.support.virtual_time import use_virtual_deadlines
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
 FAULTS = (
@@ -258,13 +258,10 @@ def clock(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(4 if FULL else 1))
-def test_re_1_trials_end_correctly_under_random_combinations_of_faults(clock, batch):
+@pytest.mark.virtual_time
+async def test_re_1_trials_end_correctly_under_random_combinations_of_faults(clock, batch):
     plans = [FaultPlan.drawn(seed) for seed in range(batch * 700, (batch + 1) * 700)]
-
-    async def all_of_them():
-        return [await run_trial(plan) for plan in plans]
-
-    outcomes = run(all_of_them())
+    outcomes = [await run_trial(plan) for plan in plans]
     for outcome in outcomes:
         try:
             check(outcome)
@@ -277,7 +274,8 @@ def test_re_1_trials_end_correctly_under_random_combinations_of_faults(clock, ba
 
 
 @pytest.mark.slow
-def test_re_1_trials_end_correctly_under_each_fault_at_each_site(clock):
+@pytest.mark.virtual_time
+async def test_re_1_trials_end_correctly_under_each_fault_at_each_site(clock):
     """Once and permanently, with and without an acquitting reply, with and without a deadline."""
     plans = [
         FaultPlan(0, within_s, acquits, {(site, number): fault}, {}, TrialSettings(rounds_max=3, call_s=CALL_S))
@@ -287,11 +285,7 @@ def test_re_1_trials_end_correctly_under_each_fault_at_each_site(clock):
         for acquits in (False, True)
         for within_s in (2.5, None)
     ]
-
-    async def all_of_them():
-        return [await run_trial(plan) for plan in plans]
-
-    outcomes = run(all_of_them())
+    outcomes = [await run_trial(plan) for plan in plans]
     for outcome in outcomes:
         check(outcome)
         ((site, number), fault), *_ = outcome.plan.broken.items()

@@ -93,7 +93,7 @@ def test_docket_benchmark_reports_its_figures_and_finds_the_altered_entry():
         assert figures[f"list_{name}_ms"] > 0 and figures[f"list_{name}_over_100"] > 0
 
 
-def hits(*scores: float) -> Hits:
+def hits(*scores):
     array = np.array(scores)
     return Hits(np.arange(array.size), array, array, array)
 
@@ -246,15 +246,11 @@ def test_superfluous_calls_are_excluded_from_what_a_trial_needs():
     assert found.floor == 1 + 2 * 2 + 1 + 1
 
 
-def test_model_server_plays_a_trial_if_configured_to():
+async def test_model_server_plays_a_trial_if_configured_to():
     assert parsed(["--play"])[0].play and not parsed([])[0].play
-
-    async def run():
-        async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as court:
-            record = await court.run(case("m", 3), unwatched)
-            return record, await naive(court, case("n", 3))
-
-    record, rounds = asyncio.run(run())
+    async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as court:
+        record = await court.run(case("m", 3), unwatched)
+        record, rounds = record, await naive(court, case("n", 3))
     assert rounds == (3, 3)
     assert [event.rounds for event in record.all(SideRested)] == [3, 3]
     found = needed(record, Speed(output_token_s=1.0))

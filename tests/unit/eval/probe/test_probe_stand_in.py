@@ -1,6 +1,5 @@
 """The probe on the fake model server, over HTTP: portable schemas, scores, searches, usage."""
 
-import asyncio
 from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
@@ -25,24 +24,20 @@ def keys_of(schema):
                 yield from keys_of(part)
 
 
-def test_probe_runs_on_the_fake_model_server(tmp_path):
+async def test_probe_runs_on_the_fake_model_server(tmp_path):
     data = write_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
     plan = a_plan(tmp_path / "probe", data)
     plan.out.mkdir()
     server = FakeModelServer(Settings(values={"keeps": "true"}), keep=True)
-
-    async def run():
-        async with serving(server) as port, AsyncExitStack() as stack:
-            specs = {
-                name: ModelSpec(url=(f"http://127.0.0.1:{port}/v1",), model=server.settings.model)
-                for name in ("target", "c0")
-            }
-            store = SqliteCallCache.open(plan.out / "calls.sqlite")
-            stack.push_async_callback(store.close)
-            opened = await open_models(specs, store, stack, lambda _: None, pictures=6)
-            return await probe(plan, opened, FakeReader())
-
-    folder = asyncio.run(run())
+    async with serving(server) as port, AsyncExitStack() as stack:
+        specs = {
+            name: ModelSpec(url=(f"http://127.0.0.1:{port}/v1",), model=server.settings.model)
+            for name in ("target", "c0")
+        }
+        store = SqliteCallCache.open(plan.out / "calls.sqlite")
+        stack.push_async_callback(store.close)
+        opened = await open_models(specs, store, stack, lambda _: None, pictures=6)
+        folder = await probe(plan, opened, FakeReader())
     scored, steps = folder.read(SCORED, Scored), folder.read(REWRITTEN, Step)
     assert len(scored) == 2 and {one.scoring.outcome for one in scored} == {ScoringOutcome.SCORED}
     assert steps and {step.outcome for step in steps} <= {StepOutcome.LOWER, StepOutcome.NOT_LOWER}

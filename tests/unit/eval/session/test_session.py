@@ -123,21 +123,18 @@ async def squared(number):
     return Squared(number=number, square=number**2)
 
 
-def test_items_run_concurrently_and_results_come_in_order(tmp_path):
+@pytest.mark.virtual_time
+async def test_items_run_concurrently_and_results_come_in_order(tmp_path):
     folder, progress, stored = CountFolder(tmp_path), [], []
     results = squares(folder)
-
-    async def work():
-        return await run_items(
-            range(5),
-            squared,
-            concurrency=3,
-            store=lambda number, result: (stored.append(number), results.add(result)),
-            progress=lambda *how: progress.append(how),
-            before=2,
-        )
-
-    found = run_virtually(work())
+    found = await run_items(
+        range(5),
+        squared,
+        concurrency=3,
+        store=lambda number, result: (stored.append(number), results.add(result)),
+        progress=lambda *how: progress.append(how),
+        before=2,
+    )
     assert [one.square for one in found] == [0, 1, 4, 9, 16]
     assert stored != sorted(stored) and progress == [(done, 7) for done in range(2, 8)]
     assert [one.number for one in folder.read("squares.jsonl", Squared)] == stored

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -24,42 +25,37 @@ HELLO = {
 }
 
 
-def with_stand_in(steps, settings=None, **more):
-    """Runs ``steps(server, ask)`` against a listening stand-in."""
+@asynccontextmanager
+async def stand_in(settings=None):
+    """A listening stand-in, a function that asks it, and the session of that."""
+    server = FakeModelServer(settings)
+    async with (
+        asyncio.timeout(120),
+        serving(server) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
 
-    async def run():
-        server = FakeModelServer(settings, **more)
-        async with serving(server) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async def ask(body=HELLO, path="/v1/chat/completions", headers=None):
+            async with session.post(path, json=body, headers=headers) as response:
+                return response.status, await response.json(content_type=None)
 
-            async def ask(body=HELLO, path="/v1/chat/completions", headers=None):
-                async with session.post(path, json=body, headers=headers) as response:
-                    return response.status, await response.json(content_type=None)
-
-            return await steps(server, ask, session)
-
-    return asyncio.run(asyncio.wait_for(run(), 120))
+        yield server, ask, session
 
 
-def test_same_prompt_gets_the_same_reply_regardless_of_other_prompts():
+async def test_same_prompt_gets_the_same_reply_regardless_of_other_prompts():
     other = {**HELLO, "messages": [{"role": "user", "content": "Something else"}]}
-
-    async def forward(server, ask, _):
-        return (await ask())[1]["choices"], (await ask(other))[1]["choices"]
-
-    async def backward(server, ask, _):
-        return (await ask(other))[1]["choices"], (await ask())[1]["choices"]
-
-    first, second = with_stand_in(forward)
-    assert with_stand_in(backward) == (second, first)
-    assert with_stand_in(forward, Settings(seed=1))[0] != first
+    async with stand_in() as (_, ask, _):
+        first, second = (await ask())[1]["choices"], (await ask(other))[1]["choices"]
+    async with stand_in() as (_, ask, _):
+        assert ((await ask(other))[1]["choices"], (await ask())[1]["choices"]) == (second, first)
+    async with stand_in(Settings(seed=1)) as (_, ask, _):
+        assert (await ask())[1]["choices"] != first
     assert first[0]["finish_reason"] == "stop"
 
 
-def test_reply_is_cut_at_max_tokens():
-    async def steps(server, ask, _):
-        return (await ask({**HELLO, "max_tokens": 5}))[1]
-
-    body = with_stand_in(steps)
+async def test_reply_is_cut_at_max_tokens():
+    async with stand_in() as (_, ask, _):
+        body = (await ask({**HELLO, "max_tokens": 5}))[1]
     assert body["choices"][0]["finish_reason"] == "length"
     assert len(tokens_of(body["choices"][0]["message"]["content"])) == 5 == body["usage"]["completion_tokens"]
 
@@ -77,49 +73,38 @@ def test_prefix_cache_matches_beginnings_in_whole_blocks():
     assert cache.cached([*prompt, "more"]) == BLOCK  # room for one block of the prompt: the most recently used
 
 
-def test_cached_tokens_are_reported_and_counted():
+async def test_cached_tokens_are_reported_and_counted():
     long = {**HELLO, "messages": [{"role": "user", "content": " ".join(f"w{i}" for i in range(400))}]}
-
-    async def steps(server, ask, _):
-        return [(await ask(long))[1]["usage"] for _ in range(2)], server.stats
-
-    (first, second), stats = with_stand_in(steps, Settings(prompt_token_s=1e-4))
+    async with stand_in(Settings(prompt_token_s=1e-4)) as (server, ask, _):
+        first, second = [(await ask(long))[1]["usage"] for _ in range(2)]
+    stats = server.stats
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["prompt_tokens_details"]["cached_tokens"] == 400 == stats.cached_tokens
     assert stats.prompt_tokens == 2 * 401
 
 
-def test_replies_take_the_configured_time():
-    async def steps(server, ask, _):
+async def test_replies_take_the_configured_time():
+    async with stand_in(Settings(call_s=0.1, prompt_token_s=0.01, output_token_s=0.01, words=10)) as (_, ask, _):
         began = time.monotonic()
         await ask()
-        return time.monotonic() - began
-
-    took = with_stand_in(steps, Settings(call_s=0.1, prompt_token_s=0.01, output_token_s=0.01, words=10))
-    assert took >= 0.1 + 0.1 + 0.1 - 0.005  # 11 tokens in, 10 out
+        assert time.monotonic() - began >= 0.1 + 0.1 + 0.1 - 0.005  # 11 tokens in, 10 out
 
 
-def test_requests_beyond_capacity_and_queue_are_refused():
-    async def steps(server, ask, _):
-        answers = await asyncio.gather(*(ask() for _ in range(10)))
-        return sorted(status for status, _ in answers), server.stats
-
+async def test_requests_beyond_capacity_and_queue_are_refused():
     # Long enough that all requests arrive before the first is answered.
-    statuses, stats = with_stand_in(steps, Settings(capacity=2, queue=3, call_s=1.0))
-    assert statuses == [200] * 5 + [503] * 5
-    assert stats.max_running == 2 and stats.running == stats.waiting == 0
+    async with stand_in(Settings(capacity=2, queue=3, call_s=1.0)) as (server, ask, _):
+        answers = await asyncio.gather(*(ask() for _ in range(10)))
+    assert sorted(status for status, _ in answers) == [200] * 5 + [503] * 5
+    assert server.stats.max_running == 2 and server.stats.running == server.stats.waiting == 0
 
 
-def test_disconnected_client_frees_its_place():
-    async def steps(server, ask, _):
+async def test_disconnected_client_frees_its_place():
+    async with stand_in(Settings(call_s=20)) as (server, ask, _):
         request = asyncio.create_task(ask())
         await until(lambda: server.stats.running)
         request.cancel()
         await until(lambda: server.stats.disconnects)
-        return server.stats
-
-    stats = with_stand_in(steps, Settings(call_s=20))
-    assert (stats.disconnects, stats.running) == (1, 0)
+    assert (server.stats.disconnects, server.stats.running) == (1, 0)
 
 
 SCHEMA = {
@@ -135,18 +120,19 @@ SCHEMA = {
 }
 
 
-def test_replies_follow_a_json_schema():
+async def test_replies_follow_a_json_schema():
     with_schema = {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
 
-    async def steps(server, ask, _):
-        return json.loads((await ask({**with_schema, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
+    async def reply_of(server_settings=None):
+        async with stand_in(server_settings) as (_, ask, _):
+            return json.loads((await ask({**with_schema, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
 
-    reply = with_stand_in(steps)
+    reply = await reply_of()
     assert (reply["label"], reply["count"]) == ("HARMFUL", 3)
     assert list(reply) == list(SCHEMA["properties"])
     assert len(reply["reason"]) <= 30 and len(reply["points"]) == 2
-    assert with_stand_in(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"
-    assert with_stand_in(steps, Settings(values={"label": "NONSENSE"}))["label"] == "HARMFUL"
+    assert (await reply_of(Settings(values={"label": "NOT_HARMFUL"})))["label"] == "NOT_HARMFUL"
+    assert (await reply_of(Settings(values={"label": "NONSENSE"})))["label"] == "HARMFUL"
 
 
 @settings(max_examples=50)
@@ -156,16 +142,13 @@ def test_strings_respect_their_length_limits(low, room, words):
     assert low <= len(json.loads(ReplyMaker(words=words).instance(["p"], schema))) <= low + room
 
 
-def test_one_token_calls_return_log_probabilities():
+async def test_one_token_calls_return_log_probabilities():
     one = {**HELLO, "max_tokens": 1, "logprobs": True, "top_logprobs": 2}
     ids = [token_id("B"), token_id("A")]
-
-    async def steps(server, ask, _):
+    async with stand_in() as (_, ask, _):
         tokenized = (await ask(path="/tokenize", body={"model": "stand-in", "prompt": "A"}))[1]
         chosen = {**one, "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
-        return tokenized, (await ask(one))[1]["choices"][0], (await ask(chosen))[1]["choices"][0]
-
-    tokenized, top, chosen = with_stand_in(steps)
+        top, chosen = (await ask(one))[1]["choices"][0], (await ask(chosen))[1]["choices"][0]
     assert tokenized["tokens"] == [token_id("A")]
     assert [entry["token"] for entry in top["logprobs"]["content"][0]["top_logprobs"]] == ["A", "B"]
     assert [entry["token"] for entry in chosen["logprobs"]["content"][0]["top_logprobs"]] == [
@@ -183,26 +166,22 @@ def test_one_token_calls_return_log_probabilities():
         ("wrong_schema", "stop", '{"unexpected":[1,2,3]}'),
     ],
 )
-def test_scripted_fault_spoils_one_reply(fault, finish, content):
-    async def steps(server, ask, _):
+async def test_scripted_fault_spoils_one_reply(fault, finish, content):
+    async with stand_in() as (server, ask, _):
         server.faults.script([fault])
-        return (await ask())[1]["choices"][0], (await ask())[1]["choices"][0]
-
-    spoiled, next_one = with_stand_in(steps)
+        spoiled, next_one = (await ask())[1]["choices"][0], (await ask())[1]["choices"][0]
     assert spoiled["finish_reason"] == finish
     assert content is None or spoiled["message"]["content"] == content
     assert next_one["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("fault", ["reset", "cut"])
-def test_scripted_broken_connection_affects_one_call(fault):
-    async def steps(server, ask, _):
+async def test_scripted_broken_connection_affects_one_call(fault):
+    async with stand_in() as (server, ask, _):
         server.faults.script([fault])
         with pytest.raises(aiohttp.ClientError):
             await ask()
-        return (await ask())[0]
-
-    assert with_stand_in(steps) == 200
+        assert (await ask())[0] == 200
 
 
 def test_faults_by_rate_are_reproducible():
@@ -238,7 +217,7 @@ def test_loop_ends_once_its_pattern_has_repeated_often_enough(tokens, end):
     assert loop_end(list(tokens), range(2, 5), 4) == end
 
 
-def test_restricted_server_refuses_unsupported_requests():
+async def test_restricted_server_refuses_unsupported_requests():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     by_name = {"type": "image_url", "image_url": None, "uuid": "a"}
     elsewhere = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
@@ -247,8 +226,8 @@ def test_restricted_server_refuses_unsupported_requests():
     def shown(*parts):
         return {**HELLO, "messages": [{"role": "user", "content": list(parts)}]}
 
-    async def steps(server, ask, _):
-        key = {"Authorization": "Bearer secret"}
+    key = {"Authorization": "Bearer secret"}
+    async with stand_in(Settings(features=frozenset(), pictures=1, api_key="secret")) as (_, ask, _):
         bodies = [
             HELLO,
             {**HELLO, "model": "other"},
@@ -261,10 +240,8 @@ def test_restricted_server_refuses_unsupported_requests():
             shown(elsewhere),
             {"model": "stand-in"},
         ]
-        return [(await ask(body, headers=key))[0] for body in bodies] + [(await ask())[0]]
-
-    lesser = Settings(features=frozenset(), pictures=1, api_key="secret")
-    assert with_stand_in(steps, lesser) == [200, 404, 400, 400, 400, 200, 400, 400, 400, 400, 401]
+        statuses = [(await ask(body, headers=key))[0] for body in bodies] + [(await ask())[0]]
+    assert statuses == [200, 404, 400, 400, 400, 200, 400, 400, 400, 400, 401]
 
 
 def test_stand_in_runs_as_a_process():

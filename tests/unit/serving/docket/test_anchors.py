@@ -1,11 +1,8 @@
 """Checkpoints witnessed outside the docket: pushed while the court serves, and read back from anchors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,7 +16,7 @@ from tests.support.virtual_time import run as run_virtually
 KEY = SigningKey.create("court.example/docket")
 
 
-def note_of(size: int) -> str:
+def note_of(size):
     return sign_checkpoint(KEY, KEY.name, size, bytes([size]) * 32)
 
 
@@ -27,14 +24,14 @@ NOTES = [note_of(size) for size in (1, 5, 9)]
 
 
 @pytest.mark.parametrize("between", ["", "\n", "\n\n\n"])
-def test_notes_are_read_with_any_blank_lines_between_them(tmp_path: Path, between: str) -> None:
+def test_notes_are_read_with_any_blank_lines_between_them(tmp_path, between):
     path = tmp_path / "anchor"
     path.write_text(between.join(NOTES))
     anchor = read_anchor(path)
     assert list(anchor.notes) == NOTES and anchor.name == "anchor"
 
 
-def test_receipts_and_bundles_can_serve_as_anchors(tmp_path: Path) -> None:
+def test_receipts_and_bundles_can_serve_as_anchors(tmp_path):
     path = tmp_path / "responses.jsonl"
     responses = [{"verdictId": "t", "receipt": {"checkpoint": note, "entry": "0"}} for note in NOTES]
     body = {"rationale": "a line\u2028and another"}
@@ -46,7 +43,7 @@ def test_receipts_and_bundles_can_serve_as_anchors(tmp_path: Path) -> None:
     assert list(read_anchor(path).notes) == NOTES
 
 
-def test_malformed_notes_are_returned_and_do_not_affect_others(tmp_path: Path) -> None:
+def test_malformed_notes_are_returned_and_do_not_affect_others(tmp_path):
     path = tmp_path / "anchor"
     path.write_text(NOTES[0] + "\n" + NOTES[1][:30] + "\n\n" + NOTES[2] + "nothing\n")
     read = read_anchor(path).notes
@@ -66,7 +63,7 @@ def test_malformed_notes_are_returned_and_do_not_affect_others(tmp_path: Path) -
         (b"[" * 900 + b"]" * 900, "no checkpoint"),
     ],
 )
-def test_unusable_anchors_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_unusable_anchors_are_refused(tmp_path, content, message):
     path = tmp_path / "anchor"
     path.write_bytes(content)
     with pytest.raises(BadNote, match=message):
@@ -75,7 +72,7 @@ def test_unusable_anchors_are_refused(tmp_path: Path, content: bytes, message: s
         read_anchor(tmp_path / "none")
 
 
-def test_keys_are_read_one_per_line(tmp_path: Path) -> None:
+def test_keys_are_read_one_per_line(tmp_path):
     path, other = tmp_path / "keys", SigningKey.create("court.example/docket")
     path.write_text(f"{KEY.verifier}\n\n{other.verifier}\n")
     assert read_keys(path) == [KEY.verifier, other.verifier]
@@ -87,7 +84,7 @@ def test_keys_are_read_one_per_line(tmp_path: Path) -> None:
         read_keys(tmp_path / "none")
 
 
-async def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
+async def test_file_witness_appends_and_never_rewrites(tmp_path):
     path = tmp_path / "anchor"
 
     witness = FileWitness(path)
@@ -105,12 +102,12 @@ async def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
 class NoteServer:
     """An HTTP server that stores posted notes and answers with the given statuses."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses):
         self.statuses = list(statuses)
         self.bodies: list[str] = []
         self.heads: list[str] = []
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(
             int(line.partition(":")[2]) for line in head.split("\r\n") if line.lower().startswith("content-l")
@@ -124,19 +121,15 @@ class NoteServer:
         await writer.wait_closed()
 
 
-def serving_notes(note_server: NoteServer, scenario: Callable[[str], Awaitable[None]]) -> None:
-    async def run() -> None:
-        server = await asyncio.start_server(note_server.answer, "127.0.0.1", 0)
-        async with server:
-            await scenario(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints")
-
-    asyncio.run(run())
+@asynccontextmanager
+async def serving_notes(note_server):
+    async with await asyncio.start_server(note_server.answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/checkpoints"
 
 
-def test_http_witness_posts_notes() -> None:
+async def test_http_witness_posts_notes():
     note_server = NoteServer(204, 500, 302)
-
-    async def scenario(url: str) -> None:
+    async with serving_notes(note_server) as url:
         witness = open_witness(url)
         assert isinstance(witness, HttpWitness)
         await witness.push(NOTES[0])
@@ -144,13 +137,11 @@ def test_http_witness_posts_notes() -> None:
             with pytest.raises(Unavailable, match=f"status {status}"):
                 await witness.push(NOTES[1])
         await witness.aclose()
-
-    serving_notes(note_server, scenario)
     assert note_server.bodies == [NOTES[0], NOTES[1], NOTES[1]]
     assert "POST /checkpoints" in note_server.heads[0] and "text/plain; charset=utf-8" in note_server.heads[0]
 
 
-def test_witness_is_chosen_by_address(tmp_path: Path) -> None:
+def test_witness_is_chosen_by_address(tmp_path):
     assert isinstance(open_witness(str(tmp_path / "file")), FileWitness)
     for bad in ("ftp://a.example/x", "https://", "https://user:key@a.example/x"):
         with pytest.raises(BadRequest, match="place for checkpoints"):
@@ -160,37 +151,37 @@ def test_witness_is_chosen_by_address(tmp_path: Path) -> None:
 class GrowingDocket:
     """A docket whose checkpoint changes with ``size``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.size = 1
 
-    async def checkpoint(self) -> str:
+    async def checkpoint(self):
         return note_of(self.size)
 
 
 class FakeWitness:
     """A witness that stores sizes of checkpoints, and fails while ``away`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sizes: list[int] = []
         self.tries = 0
         self.away = False
         self.closed = False
 
-    async def push(self, note: str) -> None:
+    async def push(self, note):
         self.tries += 1
         if self.away:
             raise Unavailable("away")
         self.sizes.append(open_checkpoint(note, [KEY.verifier]).size)
 
-    async def aclose(self) -> None:
+    async def aclose(self):
         self.closed = True
 
 
-def test_each_new_checkpoint_is_pushed_and_the_last_one_at_shutdown(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_new_checkpoint_is_pushed_and_the_last_one_at_shutdown(caplog):
     docket, fake = GrowingDocket(), FakeWitness()
     witness: CheckpointWitness = fake
 
-    async def scenario() -> None:
+    async def scenario():
         anchoring = asyncio.create_task(keep_anchored(docket, witness, every_s=1))
         await asyncio.sleep(3.5)
         assert fake.sizes == [1]  # nothing new, nothing pushed
