@@ -15,13 +15,12 @@ from serving.access.tokens import Scope
 from serving.cli import common
 from serving.cli.main import cli
 from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
-from serving.docket.log.notes import VerifierKey
 from serving.docket.review.locks import AnotherWanted
 from serving.docket.review.projection import ReviewPriority
 from serving.rpc import convert
 from serving.rpc.server import SCOPES
 from tests.support.desks import opened_desk, verdict
-from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
+from tests.support.dockets import NOON, append_all, audited, events_of, parse_place, with_docket
 from tests.support.real_court import IMAGE, real_court
 
 WHY = "It mocks our own habit."
@@ -39,7 +38,7 @@ async def test_appeals_are_logged_events_and_idempotent_by_reference(opening):
         second = await open_appeal(docket, "t", reference="8")
         unnamed = [await open_appeal(docket, "t", reference="") for _ in range(2)]
         record = await docket.trials.record("t")
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
     assert set(again) == {first} and second.seq == first.seq + 1 and unnamed[0] == unnamed[1]
     assert record.all(AppealOpened) == (first, second, unnamed[0]) and record.verdict is not None
     assert set(report.counts) <= {"PICTURE_DIFFERS"}

@@ -24,20 +24,9 @@ from court.events import VerdictReviewed
 from court.record import TrialState
 from retrieval.library.postgres.address import Address
 from serving.docket.errors import DocketError
-from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.requests import RequestName
-from tests.support import docket_faults
-from tests.support.dockets import (
-    NOON,
-    append_all,
-    events_of,
-    listing_fields,
-    opened_docket,
-    parse_place,
-    review_trial,
-    with_docket,
-)
+from tests.support import docket_faults, dockets
 from tests.support.fakes import a_picture
 from tests.support.postgres import PostgresServer
 from tests.support.sizes import FULL
@@ -48,7 +37,7 @@ NAME = RequestName("n", "r")
 
 def write_until_killed(place, name, pipe):
     """Runs trials, four at once, until it is killed; reports each acknowledgement at once."""
-    events = events_of()
+    events = dockets.events_of()
 
     def report(*word):
         pipe.send_bytes(json.dumps(word).encode())
@@ -67,11 +56,11 @@ def write_until_killed(place, name, pipe):
                 docket.verdict_keys.put(f"key {trial}", trial), docket.fingerprints.put_fingerprint(trial, b"look")
             )
             report("known", trial)
-            await review_trial(docket, trial)
+            await dockets.review_trial(docket, trial)
             report("reviewed", trial)
 
     async def main():
-        docket = Docket.open(parse_place(place))
+        docket = Docket.open(dockets.parse_place(place))
         await asyncio.gather(*(run_trials(docket, line) for line in range(4)))
 
     asyncio.run(main())
@@ -98,7 +87,7 @@ def write_and_kill(forks, place, name, chance):
 
 async def faults_of(docket):
     """Returns what `memecourt docket verify` reports, except for missing pictures, which trials here never had."""
-    report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+    report = await dockets.audited(docket)
     return {fault: count for fault, count in report.counts.items() if fault != "PICTURE_DIFFERS"}
 
 
@@ -107,13 +96,13 @@ def erase_and_die(place, pictures):
 
     async def scene(docket):
         await docket.writer.keep_picture(drawn(7))
-        opened, *more = events_of("t")
+        opened, *more = dockets.events_of("t")
         meme = opened.meme.model_copy(update={"pixels_sha256": drawn(7).pixels_sha256})
-        await append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
+        await dockets.append_all(docket, [opened.model_copy(update={"meme": meme}), *more])
         docket.pictures.forget_now = lambda pixels: os.kill(os.getpid(), signal.SIGKILL)
-        await docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON)
+        await docket.eraser.erase("t", who="Ruth", why="asked for", at=dockets.NOON)
 
-    with_docket(parse_place(place), scene, pictures=pictures)
+    dockets.with_docket(dockets.parse_place(place), scene, pictures=pictures)
 
 
 async def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(docket_place, tmp_path, forks):
@@ -122,7 +111,7 @@ async def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_befor
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert [*(tmp_path / "pictures").rglob("*.png")], "killed before the deletion"
-    async with opened_docket(parse_place(docket_place), pictures=tmp_path / "pictures") as docket:
+    async with dockets.opened_docket(dockets.parse_place(docket_place), pictures=tmp_path / "pictures") as docket:
         (line,) = await docket.index.list(limit=9)
         assert (line.erased, await faults_of(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]) == (
             True,
@@ -170,15 +159,17 @@ def test_acknowledged_writes_survive_sigkill_at_any_moment(docket_place, using, 
             assert records[trial].last(VerdictReviewed) is not None
     assert {"claim", "picture", "event", "known", "reviewed"} == {word for word, *_ in acknowledged}
     for trial_id, record in records.items():  # nothing is half-written
-        assert {name: getattr(lines[trial_id], name) for name in listing_fields(record)} == listing_fields(record)
+        assert {
+            name: getattr(lines[trial_id], name) for name in dockets.listing_fields(record)
+        } == dockets.listing_fields(record)
 
 
 async def all_writes_refused(docket, event):
     """Asserts that every write is refused in the database's current state, and returns the messages."""
     writes = (
         docket.writer.append(event),
-        docket.reviews.record_access("t", who="Ruth", what="frame 0", at=NOON),
-        docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON),
+        docket.reviews.record_access("t", who="Ruth", what="frame 0", at=dockets.NOON),
+        docket.eraser.erase("t", who="Ruth", why="asked for", at=dockets.NOON),
         docket.leases.claim(NAME, payload="p", trial_id="t", owner="A"),
         docket.heartbeats.beat("A"),
         docket.verdict_keys.put("k", "t"),
@@ -198,7 +189,7 @@ async def check_recovered(docket, events):
     assert await docket.fingerprints.fingerprints(0) == []
     assert await docket.heartbeats.heartbeats() == {}
     assert [line.trial_id for line in await docket.index.list(limit=9)] == ["t"]
-    await append_all(docket, events)
+    await dockets.append_all(docket, events)
     assert (await docket.trials.record("t")).state is TrialState.DECIDED
 
 
@@ -218,10 +209,10 @@ WORDS = {
     ids=lambda fault: fault.__name__,
 )
 async def test_a_fault_is_reported_for_every_write_and_loses_none_that_was_acknowledged(request, tmp_path, fault):
-    path, events = tmp_path / "d.sqlite", events_of()
+    path, events = tmp_path / "d.sqlite", dockets.events_of()
     url = request.getfixturevalue("docket_database") if fault in docket_faults.POSTGRES else ""
-    async with opened_docket(Address(url) if url else path, patience=0.2) as docket:
-        await append_all(docket, events[:2])
+    async with dockets.opened_docket(Address(url) if url else path, patience=0.2) as docket:
+        await dockets.append_all(docket, events[:2])
         with fault(url or path):
             messages = await all_writes_refused(docket, events[2])
             if fault is docket_faults.missing_file:
@@ -240,7 +231,7 @@ async def test_a_fault_is_reported_for_every_write_and_loses_none_that_was_ackno
 async def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
     place, large = tmp_path / "d.sqlite-pictures", a_picture("1" * 64)
     large = replace(large, frames=(replace(large.frames[0], png=bytes(50_000)),))
-    async with opened_docket(tmp_path / "d.sqlite") as docket:
+    async with dockets.opened_docket(tmp_path / "d.sqlite") as docket:
         with docket_faults.file_size_limit(10_000), pytest.raises(Unavailable) as full:
             await docket.writer.keep_picture(large)
         assert await docket.trials.frames(large.pixels_sha256) == [], "no partial write"
@@ -258,9 +249,9 @@ async def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
 
 async def test_another_file_may_take_the_docket_s_place(tmp_path):
     """Restores a copy while the docket is open."""
-    path, events = tmp_path / "d.sqlite", events_of()
-    async with opened_docket(path) as docket:
-        await append_all(docket, events[:3])
+    path, events = tmp_path / "d.sqlite", dockets.events_of()
+    async with dockets.opened_docket(path) as docket:
+        await dockets.append_all(docket, events[:3])
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(tmp_path / "copy")) as copy:
             source.backup(copy)
         await docket.writer.append(events[3])
@@ -269,14 +260,14 @@ async def test_another_file_may_take_the_docket_s_place(tmp_path):
         shutil.copy(tmp_path / "copy", path)
         assert len((await docket.trials.record("t")).events) == 3
         await check_recovered(docket, events[3:])
-    async with opened_docket(path) as docket:
+    async with dockets.opened_docket(path) as docket:
         assert len((await docket.trials.record("t")).events) == len(events)
 
 
 async def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):
-    path, events = tmp_path / "d.sqlite", events_of()
-    async with opened_docket(path) as docket:
-        await append_all(docket, events[:2])
+    path, events = tmp_path / "d.sqlite", dockets.events_of()
+    async with dockets.opened_docket(path) as docket:
+        await dockets.append_all(docket, events[:2])
         path.unlink()
         path.touch()
         with pytest.raises(DocketError, match="no docket"):
@@ -284,9 +275,9 @@ async def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):
 
 
 async def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_database):
-    events = events_of()
-    async with opened_docket(Address(docket_database), patience=0.5) as docket:
-        await append_all(docket, events[:2])
+    events = dockets.events_of()
+    async with dockets.opened_docket(Address(docket_database), patience=0.5) as docket:
+        await dockets.append_all(docket, events[:2])
         await docket.trials.record("t")  # so that the pools hold connections of both kinds
         postgres_server.stop()
         try:
@@ -306,8 +297,8 @@ async def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_dat
 async def test_silently_broken_connections_are_replaced(docket_database):
     import psycopg
 
-    events = events_of()
-    async with opened_docket(Address(docket_database)) as docket:
+    events = dockets.events_of()
+    async with dockets.opened_docket(Address(docket_database)) as docket:
         for event in events:
             with psycopg.connect(docket_database, autocommit=True) as other:
                 other.execute(
@@ -368,12 +359,12 @@ class FaultyRelay:
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_connection_broken_during_commit_loses_nothing(docket_database, when):
     """If the server received COMMIT or not: the event is stored exactly once and acknowledged."""
-    events = events_of()
+    events = dockets.events_of()
     relay = FaultyRelay(docket_database.partition("host=")[2])
 
     with relay as port:
         address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
-        async with opened_docket(Address(address)) as docket:
+        async with dockets.opened_docket(Address(address)) as docket:
             for event in events:
                 relay.breaks.append(when)
                 await docket.writer.append(event)
@@ -386,7 +377,7 @@ def test_a_commit_lost_in_a_database_crash_is_not_taken_for_stored():
     """After a crash PostgreSQL reuses ids of lost transactions, whose commit status then says nothing about ours."""
     import psycopg
 
-    events = events_of()
+    events = dockets.events_of()
     server = PostgresServer()
 
     def crash():
@@ -404,7 +395,7 @@ def test_a_commit_lost_in_a_database_crash_is_not_taken_for_stored():
                 time.sleep(0.05)
 
     async def scene(docket):
-        await append_all(docket, events[:2])
+        await dockets.append_all(docket, events[:2])
         relay.breaks.append("before")
         with pytest.raises(Unavailable):
             await docket.writer.append(events[2])
@@ -415,7 +406,7 @@ def test_a_commit_lost_in_a_database_crash_is_not_taken_for_stored():
         relay = FaultyRelay(server.url().partition("host=")[2], crash)
         with relay as port:
             address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
-            with_docket(Address(address), scene, patience=10.0)
+            dockets.with_docket(Address(address), scene, patience=10.0)
         assert relay.broke == 1
     finally:
         server.close()
@@ -425,9 +416,9 @@ async def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_d
     """After a failover new connections reach the new primary, but existing ones do not."""
     import psycopg
 
-    events = events_of()
-    async with opened_docket(Address(docket_database)) as docket:
-        await append_all(docket, events[:2])
+    events = dockets.events_of()
+    async with dockets.opened_docket(Address(docket_database)) as docket:
+        await dockets.append_all(docket, events[:2])
         with psycopg.connect(docket_database, autocommit=True) as other:
             other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
             try:
@@ -440,19 +431,19 @@ async def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_d
             finally:
                 other.execute("SET default_transaction_read_only = off")
                 other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
-        await append_all(docket, events[2:])  # no read comes first, which would replace the connection
+        await dockets.append_all(docket, events[2:])  # no read comes first, which would replace the connection
         assert "name the primary" in message
 
 
 async def test_a_write_of_a_fingerprint_that_hangs_does_not_delay_records(docket_database):
     import psycopg
 
-    events = events_of()
-    async with opened_docket(Address(docket_database)) as docket:
+    events = dockets.events_of()
+    async with dockets.opened_docket(Address(docket_database)) as docket:
         with psycopg.connect(docket_database) as other:
             other.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))")
             writing = asyncio.create_task(docket.fingerprints.put_fingerprint("t", b"look"))
-            await append_all(docket, events)
+            await dockets.append_all(docket, events)
             assert not writing.done()
         await writing
         assert len(await docket.fingerprints.fingerprints(0)) == 1

@@ -23,6 +23,7 @@ from serving.docket.store.requests import RequestName
 from tests.support.dockets import (
     NOON,
     append_all,
+    audited,
     entries_of,
     events_of,
     open_trials,
@@ -191,7 +192,7 @@ async def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(open
         await append_all(docket, events_of("c"))
         again = await docket.eraser.erase_precedent(precedent_id, who="Ruth", why="once more", at=NOON)
         await append_all(docket, events_of("d"))
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
         faults = {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
         after = await docket.trials.record("c"), await docket.trials.record("d")
         bundles = [

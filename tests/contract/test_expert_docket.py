@@ -8,11 +8,10 @@ import pytest
 from court.events import ClaimSettled, DocumentWeighed, EvidenceSearched, VerdictGiven
 from eval.replay.replay import replay
 from memecourt.verify import verify_bundle
-from serving.docket.log.notes import VerifierKey
 from serving.docket.store.bodies import GONE, PART, document_owner, part_value
 from serving.views.recheck import differences
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, append_all, opened_docket, with_docket
+from tests.support.dockets import NOON, append_all, audited, opened_docket, with_docket
 from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, try_with_expert
 
 QUOTE = "blue tea does not shorten a cold"
@@ -35,7 +34,7 @@ def test_records_are_restored_and_each_document_is_stored_once(record, tmp_path)
         both = [await docket.trials.record(trial_id) for trial_id in "ab"]
         entries = await docket.log.entries(0, await docket.log.size())
         bundles = [verify_bundle(await docket.auditor.bundle(each), [await docket.log.vkey()]) for each in "ab"]
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
         return both, entries, bundles, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
 
     both, entries, bundles, faults = with_docket(tmp_path / "d.sqlite", scene)
@@ -62,7 +61,7 @@ def test_an_erased_document_is_gone_from_every_record_and_stays_gone(record, tmp
         await append_all(docket, events_as(record, "b"))
         both = [await docket.trials.record(trial_id) for trial_id in "ab"]
         entries = await docket.log.entries(0, await docket.log.size())
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
         return erased, both, entries, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
 
     erased, both, entries, faults = with_docket(tmp_path / "d.sqlite", scene)
@@ -83,7 +82,7 @@ def test_an_erased_document_is_gone_from_every_record_and_stays_gone(record, tmp
 
 async def texts_left(docket):
     """Returns the documents whose texts the log still holds, after verifying the docket."""
-    report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+    report = await audited(docket)
     assert not report.counts.keys() - {"PICTURE_DIFFERS"}, report.findings
     entries = await docket.log.entries(0, await docket.log.size(), {PART})
     parts = [json.loads(entry.body) for entry in entries if entry.body is not None]

@@ -4,11 +4,8 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2
 import pytest
@@ -23,16 +20,14 @@ from memecourt.v1 import court_pb2 as wire
 from retrieval.library.writer import LibraryWriter
 from serving.access.callers import Scope
 from serving.access.tokens import add
-from serving.docket.audit.audit import Rows
-from serving.docket.audit.verify import Fault, FromEntries, verify
-from serving.docket.log.notes import VerifierKey
+from serving.docket.audit.verify import Fault
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.store import tables as t
 from serving.settings import Settings
 from serving.webhooks.messages import messages_of
 from tests.support.docket_service import AT, HARMFUL, TIMEOUT, a_scene, a_trial
-from tests.support.dockets import NOON, append_all, parse_place, review_trial
+from tests.support.dockets import NOON, append_all, audited_without_pictures, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
@@ -59,12 +54,6 @@ async def decisions(docket):
 async def label_of(docket, key=KEY):
     found = await docket.findings.get(key)
     return found and found.label
-
-
-async def checked(docket):
-    """Checks all but the pictures, of which there are none."""
-    key = VerifierKey.parse(await docket.log.vkey())
-    return await docket.auditor.read(lambda connection: verify(Rows(connection), [key], FromEntries()))
 
 
 async def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(opening):
@@ -216,7 +205,7 @@ async def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_er
 
 async def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(opening):
     async def sound(docket):
-        assert not (await checked(docket)).findings
+        assert not (await audited_without_pictures(docket)).findings
         return await docket.findings.get(KEY)
 
     async with opening() as docket:
@@ -255,7 +244,7 @@ async def test_the_check_of_a_docket_names_findings_that_the_log_does_not_give(o
         await overrule(docket, "a")
         with docket.transactions.database.writing() as connection:
             connection.execute(delete(t.findings) if change is None else update(t.findings).values(change))
-        report = await checked(docket)
+        report = await audited_without_pictures(docket)
         assert set(report.counts) == {Fault.FINDING_DIFFERS}
         assert "content of trial a" in report.findings[0].text
         assert fault in " ".join(finding.text for finding in report.findings)
@@ -378,11 +367,11 @@ OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_H
 
 
 @asynccontextmanager
-async def correcting(path: Path, overrulings: Overrulings, *, gone: bool = False) -> AsyncIterator[Any]:
+async def correcting(path, overrulings, *, gone=False):
     writer = LibraryWriter(drawn_library(path / "library", 5, 12))
 
     @contextmanager
-    def opened() -> Iterator[LibraryWriter]:
+    def opened():
         if gone:
             raise Unavailable("The library is away.", reason="LIBRARY_LOCKED")
         yield writer
@@ -394,9 +383,7 @@ async def correcting(path: Path, overrulings: Overrulings, *, gone: bool = False
 
 
 @pytest.mark.parametrize(("overrulings", "made"), [(Overrulings.ALWAYS, True), (Overrulings.CHOSEN, False)])
-async def test_an_overruling_becomes_a_precedent_if_configured(
-    tmp_path: Path, overrulings: Overrulings, made: bool
-) -> None:
+async def test_an_overruling_becomes_a_precedent_if_configured(tmp_path, overrulings, made):
     async with correcting(tmp_path, overrulings) as (it, writer):
         await it.tried("t-1", namespace="forum", text="cat dog")
         await it.reviewed("t-1", reason="Satire.", **OVERRULED)
@@ -408,11 +395,11 @@ async def test_an_overruling_becomes_a_precedent_if_configured(
         assert (first.label, first.source, first.namespace, first.who) == ("NOT_HARMFUL", "trial:t-1", "forum", "bea")
 
 
-async def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent(tmp_path: Path) -> None:
+async def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent(tmp_path):
     async with correcting(tmp_path, Overrulings.CHOSEN) as (it, writer):
         await it.tried("t-1", text="cat dog")
 
-        async def review(caller: str = "", **fields: Any) -> Any:
+        async def review(caller="", **fields):
             signature = {} if caller else {"reviewer": "bea"}
             request = wire.ReviewVerdictRequest(trial_id="t-1", reason="Satire.", precedent=True, **signature, **fields)
             return await it.stub.ReviewVerdict(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
@@ -431,14 +418,14 @@ async def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_pre
     assert (made.precedent_id, made.precedent_failure, meme.label) == ("trial:t-1", "", "NOT_HARMFUL")
 
 
-async def test_a_server_that_makes_no_precedents_refuses_the_choice(tmp_path: Path) -> None:
+async def test_a_server_that_makes_no_precedents_refuses_the_choice(tmp_path):
     async with correcting(tmp_path, Overrulings.NEVER) as (it, writer):
         await it.tried("t-1", text="cat dog")
         refusal = await refusal_of(it.reviewed("t-1", precedent=True, **OVERRULED))
         assert (refusal.summary, writer.meme("trial:t-1")) == (("FAILED_PRECONDITION", "NOT_LOADED", "precedent"), None)
 
 
-async def test_both_scopes_permit_a_precedent_over_http(tmp_path: Path) -> None:
+async def test_both_scopes_permit_a_precedent_over_http(tmp_path):
     tokens = tmp_path / "tokens.toml"
     secrets = {
         "reviewer": add(tokens, "reviewer", [Scope.REVIEW], None),
@@ -462,9 +449,7 @@ async def test_both_scopes_permit_a_precedent_over_http(tmp_path: Path) -> None:
     assert (made.json()["precedent_id"], made.json()["precedent_failure"]) == (name, "")
 
 
-async def test_a_review_is_stored_even_if_the_library_is_unavailable(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_review_is_stored_even_if_the_library_is_unavailable(tmp_path, caplog):
     async with correcting(tmp_path, Overrulings.ALWAYS, gone=True) as (it, _):
         await it.tried("t-1", text="cat dog")
         request = wire.ReviewVerdictRequest(

@@ -25,7 +25,6 @@ from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
 from serving.cli.main import cli as court_cli
 from serving.docket.errors import TrialErased
-from serving.docket.log.notes import VerifierKey
 from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import GONE, document_owner
@@ -34,7 +33,7 @@ from serving.judging.executor import TrialExecutor
 from serving.judging.follow import Follower, FollowRules, candidate_id
 from serving.settings import Settings
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, opened_docket, with_docket
+from tests.support.dockets import NOON, audited, opened_docket, with_docket
 from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, document, expert_settings, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 from tests.support.playing import run_within
@@ -71,7 +70,7 @@ class FollowedCourt:
         await self.it.docket.eraser.erase(trial_id, who="ada", why="asked for", at=NOON, **options)
 
     async def audit(self):
-        return await self.docket.auditor.audit([VerifierKey.parse(await self.docket.log.vkey())])
+        return await audited(self.docket)
 
 
 @asynccontextmanager

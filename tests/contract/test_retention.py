@@ -10,11 +10,10 @@ from court.errors import Unavailable
 from court.events import TrialOpened
 from serving.access.callers import SANDBOX
 from serving.docket.errors import TrialErased
-from serving.docket.log.notes import VerifierKey
 from serving.docket.retention import WHO, erase_expired, keep_retention, retention_periods
 from serving.docket.store.erasure import UNFINISHED
 from serving.settings import Settings
-from tests.support.dockets import NOON, append_all, events_of, review_trial
+from tests.support.dockets import NOON, append_all, audited, events_of, review_trial
 
 SETTINGS = Settings(
     retention_days=30, namespaces={"forum": {"retention_days": 7}, "court": {"retention_days": "unlimited"}, "shop": {}}
@@ -69,7 +68,7 @@ async def test_each_namespace_has_its_own_period_and_the_log_still_verifies(open
 
         done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         again = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
         entries = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
         erased = await erased_trials(docket)
     assert erased == EXPIRED

@@ -1,12 +1,9 @@
 """Texts without a picture, over a real socket: the contract, clients, reuse, the docket and the console's pages."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -16,13 +13,11 @@ from court.events import VerdictReviewed
 from court.verdict import Label
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.audit.verify import Report
 from serving.docket.backup import back_up
-from serving.docket.log.notes import VerifierKey
-from serving.docket.open import Docket
 from serving.judging.judge import TrialRunner
 from tests.support.cast import Cast
 from tests.support.desk_pages import desk_pages, page_text
+from tests.support.dockets import audited
 from tests.support.real_court import IMAGE, real_court
 from tests.support.service_calls import refusal_of
 
@@ -66,7 +61,7 @@ async def test_an_operator_can_have_texts_alone_refused(tmp_path):
 async def test_the_python_clients_can_judge_without_a_picture(tmp_path):
     async with real_court(tmp_path) as it:
 
-        def ask() -> Any:
+        def ask():
             with Client(it.address) as court:
                 one = court.judge(text=WORDS, timeout=60)
                 many = dict(
@@ -119,7 +114,7 @@ async def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
     async with real_court(tmp_path) as it:
         find = it.finder.find
 
-        async def die(**_: Any) -> Any:
+        async def die(**_):
             raise Unavailable("The encoder ended.", reason="ENCODER_ENDED")
 
         it.reception._executor.court.finder.find = die  # type: ignore[method-assign]
@@ -137,7 +132,7 @@ async def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path
     dying = Unavailable("The model server broke off.", reason="MODEL_UNAVAILABLE")
     dying.broke_off = 1
 
-    def die(_: Any) -> Any:
+    def die(_):
         raise dying
 
     cast.models["accuser"] = ScriptedModel(die, name="accuser-model")
@@ -159,10 +154,10 @@ async def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path
 # The docket
 
 
-async def audit(docket: Docket) -> Report:
+async def audit(docket):
     """Signs and audits a docket as a whole."""
     await docket.log.sign()
-    return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+    return await audited(docket)
 
 
 async def test_a_docket_with_texts_alone_verifies_and_can_be_backed_up(tmp_path):

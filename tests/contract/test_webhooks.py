@@ -15,7 +15,6 @@ from court.verdict import Label
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
-from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.log_append import KeyFile, make_key, next_key, read_key, settle_keys
 from serving.docket.store.reviews import UNDO
@@ -26,7 +25,7 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.sender import HookSender, note_precedent_changes, send_webhooks
 from tests.support.desks import Clock, opened_desk
-from tests.support.dockets import NOON, append_all, parse_place, review_trial
+from tests.support.dockets import NOON, append_all, audited, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.logs import checked_log
 from tests.support.playing import until
@@ -486,7 +485,7 @@ async def test_changes_of_precedents_are_recorded_once_by_several_servers(openin
         ("drawn", 3), ("drawn", 4), ("drawn", 5), ("other", 2), ("other", 1),
     ]  # fmt: skip
     async with opening() as docket:
-        assert not (await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])).findings
+        assert not (await audited(docket)).findings
 
 
 async def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(opening, receiver, tmp_path):

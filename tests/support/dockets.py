@@ -1,7 +1,5 @@
 """Records and helpers for tests of the docket."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +14,10 @@ from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label, Review, ReviewReason, Verdict
 from retrieval.library.postgres.address import Address
+from serving.docket.audit.audit import Rows
+from serving.docket.audit.verify import FromEntries, Report, verify
 from serving.docket.log.entries import Entry
+from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store import log_queries
 from serving.docket.store.listing import TrialFilter
@@ -49,6 +50,16 @@ async def opened_docket(place: Any, **options: Any) -> AsyncIterator[Docket]:
 def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: Any) -> T:
     """Runs work on a docket, and closes it."""
     return run_within(opened_docket(place, **options), work)
+
+
+async def audited(docket: Docket) -> Report:
+    """What `memecourt docket verify` reports, by the docket's own key."""
+    return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+
+
+async def audited_without_pictures(docket: Docket) -> Report:
+    key = VerifierKey.parse(await docket.log.vkey())
+    return await docket.auditor.read(lambda connection: verify(Rows(connection), [key], FromEntries()))
 
 
 async def append_all(docket: Docket, events: list[AnyEvent]) -> None:

@@ -16,7 +16,7 @@ from serving.cli.main import cli
 from serving.docket.audit.sample import commit_sample, draw_sample, sign_result
 from serving.docket.log.notes import SigningKey, VerifierKey, open_note
 from tests.support.desks import trial, verdict
-from tests.support.dockets import NOON, append_all, opened_docket, with_docket
+from tests.support.dockets import NOON, append_all, audited, opened_docket, with_docket
 
 VALUE = "ab" * 32
 BOUND = {"who": "eve", "count": 5, "beacon": "a chain of drand", "round": 7, "due": NOON + timedelta(hours=1)}
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
         samples = [
             await draw_sample(docket.transactions, docket.log, each["entry"], VALUE) for each in (smaller, larger)
         ]
-        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        report = await audited(docket)
         assert set(report.counts) <= {"PICTURE_DIFFERS"}
         return smaller, larger, late, samples, await docket.log.vkey()
 
