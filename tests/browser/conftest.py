@@ -1,7 +1,5 @@
 """Fixtures with a real Chromium, for tests that use a page as people do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,12 +12,6 @@ from tests.support.consoles import AXE
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 60
 """Seconds that a test waits for a page; Playwright's default of five is too short on a busy machine."""
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "tests/browser" in item.path.as_posix():
-            item.add_marker(pytest.mark.browser)
 
 
 def patient(new_context):

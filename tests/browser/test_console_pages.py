@@ -1,7 +1,5 @@
 """The console in a real browser: live updates, blurred pictures, keyboard use, use without scripts, accessibility."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A reviewer's first session, by one page alone: three cases, a decision by its keys, the record, and the proof."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 
@@ -9,8 +7,6 @@ import pytest
 
 from memecourt.verify import verify_bundle
 from tests.support.doc_blocks import ROOT, Shell, commands
-
-pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs" / "reviewer.md").read_text("utf-8")
 STEPS = [one.line for one in commands(ROOT / "docs" / "reviewer.md") if not one.line.startswith("pip install")]

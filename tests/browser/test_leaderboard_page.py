@@ -1,7 +1,5 @@
 """The leaderboard in a real browser: it shows the figures, fetches nothing, and is accessible."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """The review queue beside its case in a real browser: one decision at a time, by keyboard, on a phone."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """The page of a report in a real browser: it fetches nothing, hides memes until requested, and is accessible."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """Reviewing in a real browser: two people at once, blind first, by keyboard alone, and without scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import AsyncExitStack

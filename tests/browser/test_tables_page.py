@@ -1,7 +1,5 @@
 """The pages of tables in a real browser: accessibility, no fetches."""
 
-from __future__ import annotations
-
 import pytest
 
 from eval.probe.compare import ComparedCell, ProbeComparison, comparison_lead, comparison_sections

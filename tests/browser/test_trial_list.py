@@ -1,7 +1,5 @@
 """The list of trials in a real browser: dense, sorted and searched, on a phone, without scripts, by everybody."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

@@ -1,7 +1,5 @@
 """The weakness page of a probe in a real browser: it fetches nothing, and hides memes until they are requested."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -11,8 +11,6 @@ from tests.support.nginx import free_port, nginx
 from tests.support.playing import wait_until
 from tests.support.sizes import FULL
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 RESTARTS = 10 if FULL else 1
 CALLERS = 50 if FULL else 4
 CONNECTIONS = 1000 if FULL else 40

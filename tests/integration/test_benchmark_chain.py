@@ -4,8 +4,6 @@ Expected predictions follow from the key of the synthetic memes and from :func:`
 from them here, without scikit-learn and without ``eval.scores.metrics``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import itertools
@@ -30,8 +28,6 @@ from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, expected, rounds_of
 from serving.docket.open import Docket
 from tests.support.stand_ins import listening
-
-pytestmark = pytest.mark.integration
 
 TRAIN, VAL, TEST = 24, 8, 12
 LEAKED = ("same id", "same file", "same picture", "same text", "near-duplicate")
@@ -348,7 +344,7 @@ def report(harmeme, study):
     return as_json, text.read_text(), page.read_text()
 
 
-def columns(text: str, protocol: str) -> dict[str, dict[str, str]]:
+def columns(text, protocol):
     """Returns the cells of each run's column in the tables of a protocol, by the first cell of their row."""
     found = {}
     for section in text.split(f"### Protocol {protocol}")[1:]:

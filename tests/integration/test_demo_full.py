@@ -15,8 +15,6 @@ from eval.standin.process import model_server
 from scripts import demo_full, vllm_cpu
 from serving.models.presets import PRESETS
 
-pytestmark = pytest.mark.slow
-
 
 def demo(home, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}

@@ -4,8 +4,6 @@ Placeholders for something of the reader's own (an id, a folder) are filled in. 
 each with the reason, in :data:`tests.support.doc_blocks.NOT_RUN`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -20,21 +18,19 @@ from tests.integration.conftest import Server
 from tests.support.doc_blocks import ROOT, TESTED_WHOLE, Shell, blocks, commands, pages
 from tests.support.pictures import encode
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 SMALL = "--train 24 --val 4 --test 8"
 """Sizes of the data sets that the pages draw, so that their commands run quickly."""
 
 
-def trial_in(listing: str) -> str:
+def trial_in(listing):
     return re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", listing)[0]
 
 
 class Tutorial:
     """A reader of the tutorial: a shell in a folder, and the output of each command so far."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder, home):
         self.docket = folder / "docket.sqlite"
         self.home = home
         self.shell = Shell(folder, home, MEMECOURT_DOCKET=str(self.docket))

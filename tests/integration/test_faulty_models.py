@@ -4,16 +4,12 @@ import asyncio
 import sqlite3
 from contextlib import closing
 
-import pytest
-
 from eval.perf.service import picture
 from eval.standin.process import model_server, served
 from eval.standin.replies import meme_text
 from memecourt.client import AsyncClient, JudgeError, judge_request
 from memecourt.retries import Retries
 from tests.support.sizes import FULL
-
-pytestmark = pytest.mark.integration
 
 REQUESTS = 2000 if FULL else 24
 TRIALS = 4

@@ -7,8 +7,6 @@ import pytest
 from eval.synthetic.make import Layout, make
 from tests.support.doc_blocks import ROOT, Shell, commands
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 STEPS = [one.line for one in commands(ROOT / "docs/researcher/first-figure.md")]
 
 

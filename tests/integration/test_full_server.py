@@ -16,8 +16,6 @@ from court.record import TrialState
 from memecourt.client import JudgeError
 from tests.support.server import FULL, HARMFUL, ModelServer, ask, drawn, memecourt, records
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def models():

@@ -24,8 +24,6 @@ from tests.support.http import url_of
 from tests.support.paths import ROOT
 from tests.support.sizes import FULL
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 PAGE = ROOT / "docs/http.md"
 FLAGS = re.MULTILINE | re.DOTALL
 MIB = 2**20

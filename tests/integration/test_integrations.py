@@ -1,7 +1,5 @@
 """Plugins for other moderation tools against the real server; the parts of the tools that a plugin uses are faked."""
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil
@@ -15,8 +13,6 @@ import pytest
 from tests.support.http import url_of
 from tests.support.paths import ROOT
 from tests.support.server import HARMFUL, HARMLESS, drawn
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 INTEGRATIONS = ROOT / "integrations"
 

@@ -1,7 +1,5 @@
 """Commands that a signal ends exit with 130 or 143, print one line and no traceback, and leave no trial open."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -16,8 +14,6 @@ from serving.docket.open import Docket
 from tests.support.dockets import open_trials
 from tests.support.pictures import captioned, encode
 from tests.support.playing import wait_until
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PICTURES = 40
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]

@@ -6,16 +6,12 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from court.verdict import Label
 from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.writer import LibraryWriter
 from tests.support.server import drawn
-
-pytestmark = pytest.mark.integration
 
 ROWS = [
     ("cat", "Monday mornings without coffee are hard for cats too", "not_harmful"),

@@ -4,7 +4,6 @@ import io
 import json
 import urllib.request
 
-import pytest
 from PIL import Image, PngImagePlugin
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,8 +11,6 @@ from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client, judge_request
 from tests.support.server import records
 from tests.support.telemetry import attributes_of, running_collector
-
-pytestmark = pytest.mark.integration
 
 WORDS = "Zebras from Redland are late for their coffee on Monday"
 

@@ -1,7 +1,5 @@
 """The number of files that one trial runs through: those a reader opens to follow a meme from request to answer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -37,7 +35,7 @@ def test_one_full_trial_runs_functions_in_few_files(tmp_path):
     walk = Walk()
     walk.on = False
 
-    async def judge_one(models: str) -> wire.JudgeResponse:
+    async def judge_one(models):
         ready, address = asyncio.Event(), []
         settings = Settings(home=tmp_path, llm={"url": f"{models}/v1", "model": "stand-in"}, procedure="FULL")
         serving = asyncio.create_task(serve(settings, "127.0.0.1:0", bound=address.append, ready=ready.set))

@@ -15,8 +15,6 @@ from memecourt.v1 import court_pb2 as wire
 from tests.support.paths import NODE, ROOT
 from tests.support.pictures import encode, quarters
 
-pytestmark = pytest.mark.integration
-
 BUF = Path(sys.executable).parent / "buf"
 METHODS = {
     f"{service.full_name}/{method.name}"
@@ -98,16 +96,8 @@ def test_buf_reads_docket_and_library_without_a_schema_of_its_own(buf):
 
 
 def test_reflection_lists_every_method(server, tmp_path):
-    output = run(
-        BUF,
-        "curl",
-        "--protocol",
-        "grpc",
-        "--http2-prior-knowledge",
-        "--list-methods",
-        f"http://{server.address}",
-        BUF_CACHE_DIR=str(tmp_path),
-    )
+    over = ("--protocol", "grpc", "--http2-prior-knowledge")
+    output = run(BUF, "curl", *over, "--list-methods", f"http://{server.address}", BUF_CACHE_DIR=str(tmp_path))
     assert {line for line in output.split() if line.startswith("memecourt.")} == METHODS
 
 

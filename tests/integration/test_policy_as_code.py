@@ -14,8 +14,6 @@ from eval.standin.replies import scripted_reply
 from serving.cli.main import cli as court_cli
 from tests.support.stand_ins import served
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 _CLAUSE = re.compile(r"^(\w+)\. \((.+?)\) Forbids (.+)$", re.MULTILINE)
 _TEXT = re.compile(r"Text of the meme that is judged:\n\[begin \w+\]\n(.*?)\n\[end", re.DOTALL)
 HEAD = 'id = "{id}"\nversion = "1"\npreamble = "People from Blueland are protected."\ntargets = ["society"]\n'

@@ -21,7 +21,6 @@ def open_modes(folder):
     return {path: oct(mode) for path in paths if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_judging_leaves_no_file_that_others_can_access(starter, tmp_path, umask):
     home, meme, out = tmp_path / "home", tmp_path / "meme.png", tmp_path / "out.json"

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import pytest
 from click.testing import CliRunner
 from google.protobuf import json_format
 
@@ -12,8 +11,6 @@ from memecourt.client import Client
 from serving.cli.main import cli
 from serving.docket.log.anchors import read_anchor
 from tests.support.server import HARMFUL, HARMLESS, drawn
-
-pytestmark = pytest.mark.integration
 
 
 def memecourt(*arguments):

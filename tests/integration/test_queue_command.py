@@ -1,7 +1,5 @@
 """``memecourt-queue`` with a real server and a real Redis, killed and stopped while it works."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -20,9 +18,6 @@ from serving.models.vllm import free_port
 from tests.support.paths import ROOT
 from tests.support.redis_server import entries_of, redis_server
 from tests.support.server import HARMFUL, HARMLESS, drawn, records
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 
 PAGE = ROOT / "docs/queue.md"
 COMMAND = [sys.executable, "-m", "memecourt_queue"]

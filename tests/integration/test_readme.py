@@ -4,8 +4,6 @@ Placeholders (a port, an id) are filled in. Commands that install, serve or open
 tests of the console.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -22,19 +20,17 @@ from tests.support.drawn_memes import Caption, captioned_meme
 from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 README = (ROOT / "README.md").read_text("utf-8")
 MEMES = 40
 NOT_RUN = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
 VERDICT_CODES = {0, 10, 11, 12}
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[str]:
+def commands():
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
     return [line.partition(" # ")[0].strip() for line in lines if not line.startswith(NOT_RUN)]
 
@@ -103,12 +99,12 @@ def test_commands_of_the_readme_succeed(server, home, folder, monkeypatch):
     assert len(executed) >= 14, "README has fewer commands than expected"
 
 
-def expand(argument: str) -> list[str]:
+def expand(argument):
     """Expands an argument as a shell would."""
     return sorted(map(str, Path().glob(argument))) if "*" in argument else [argument]
 
 
-def prepare_proof(folder: Path) -> None:
+def prepare_proof(folder):
     """Writes the files of the example's auditor: the public key, and checkpoints stored elsewhere."""
     for command, name in ((["docket", "key"], "docket.vkey"), (["docket", "checkpoint"], "anchored.txt")):
         result = subprocess.run([sys.executable, "-m", "serving.cli", *command], capture_output=True, text=True)

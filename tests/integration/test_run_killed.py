@@ -29,8 +29,6 @@ from serving.docket.store.bodies import unpacked
 from tests.support.sizes import FULL
 from tests.support.stand_ins import listening
 
-pytestmark = pytest.mark.integration
-
 MEMES = 6
 CONCURRENCY = 3
 TAG = re.compile(r"asked[0-9a-f]{16}")

@@ -22,7 +22,6 @@ from serving.models.vllm import free_port
 from tests.support.ray_nodes import ray_nodes
 from tests.support.sizes import FULL
 
-pytestmark = pytest.mark.integration
 pytest.importorskip("pyarrow")
 
 MEMES = 10_000 if FULL else 40
@@ -153,17 +152,8 @@ def check_workers_left_no_files(cluster):
 
 def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster, place):
     port, key = free_port("127.0.0.1"), secrets.token_hex(8)
-    model_server = (
-        sys.executable,
-        "-m",
-        "eval.standin.server",
-        "--play",
-        "synthetic",
-        "--port",
-        port,
-        "--api-key",
-        key,
-    )
+    played = ("--play", "synthetic", "--port", port, "--api-key", key)
+    model_server = (sys.executable, "-m", "eval.standin.server", *played)
     url = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--model", "stand-in")
     env = {**cluster.env, "MEMECOURT_LLM__API_KEY": key}
     server = Process((*model_server, "--call-s", "0.2"), os.environ)

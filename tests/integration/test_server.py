@@ -28,8 +28,6 @@ from tests.support.dockets import append_all, events_of, with_docket
 from tests.support.playing import wait_until
 from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
 
-pytestmark = pytest.mark.integration
-
 FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nine fiscal years")
 
 

@@ -43,8 +43,6 @@ from tests.support.playing import until
 from tests.support.server import HARMFUL, HARMLESS, ModelServer, drawn, memecourt, records
 from tests.support.sizes import FULL
 
-pytestmark = pytest.mark.integration
-
 ONCE = Retries(attempts=1)
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 

@@ -21,8 +21,6 @@ from tests.support.killed_sessions import AFTER_AN_ARENA, CONCURRENCY, SESSIONS,
 from tests.support.paths import ROOT
 from tests.support.sizes import FULL
 
-pytestmark = pytest.mark.integration
-
 KILLS = dict.fromkeys(SESSIONS, 5 if FULL else 1) | ({} if FULL else {"probe": 2})
 """Kills of each kind of session; all resume by the same engine, so that one kind shows a kill after a resumption."""
 IN_FLIGHT = 8 * CONCURRENCY

@@ -20,8 +20,6 @@ from serving.app import allow_open_files
 from serving.rpc.health import LIVENESS
 from tests.support.sizes import FULL
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
 SILENT = 2000 if FULL else 300
 """Connections to each listener: more than the console handles at once."""
 CLOSED_S = 15 if FULL else 120

@@ -22,8 +22,6 @@ from tests.support.playing import wait_until
 from tests.support.receivers import running_receiver
 from tests.support.server import records
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def hook(tmp_path, monkeypatch):
