@@ -1,7 +1,5 @@
 """Options of the suite, its two tiers, and signal handling for the processes that tests start."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import inspect

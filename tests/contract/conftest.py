@@ -1,7 +1,5 @@
 """Fixtures with empty databases of a real PostgreSQL server with pgvector."""
 
-from __future__ import annotations
-
 import multiprocessing
 from functools import partial
 from multiprocessing.context import ForkServerContext

@@ -1,11 +1,8 @@
 """Commands that change single precedents: the same for a library on disk and one in a database."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +12,6 @@ from court.verdict import Label
 from retrieval import open as choose
 from retrieval.library.changes import ChangeKind, Recorded
 from retrieval.library.edit import add_precedent
-from retrieval.library.manifest import LabelledMeme
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
 from retrieval.library.sources import Provenance
@@ -30,7 +26,7 @@ MADE_BY = {"who": "ada", "why": "as was decided"}
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     # Replaces an encoder that takes seconds to load.
     for module in (choose, edit_precedents):
@@ -38,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["disk", "database"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | Address:
+def place(request, tmp_path):
     """Forty memes, of which drawn-0 is harmful and drawn-1 not."""
     library = drawn_library(tmp_path / "library", 7, 40)
     with open_writer(library.root) as writer:
@@ -53,28 +49,28 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | Address:
     return address
 
 
-def call(*arguments: object) -> tuple[int, str]:
+def call(*arguments):
     result = CliRunner().invoke(cli, ["precedents", *(str(one) for one in arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
     return result.exit_code, result.output
 
 
-def call_successfully(*arguments: object) -> str:
+def call_successfully(*arguments):
     code, output = call(*arguments)
     assert code == 0, output
     return output
 
 
-def history(place: Path | Address, *ids: str) -> list[Recorded]:
+def history(place, *ids):
     return [Recorded.model_validate(one) for one in json.loads(call_successfully("history", place, *ids, "--json"))]
 
 
-def current(place: Path | Address, id_: str) -> LabelledMeme | None:
+def current(place, id_):
     """Returns the meme after its last change."""
     return history(place, id_)[-1].change.after
 
 
-def test_each_change_is_numbered_printed_and_recorded(place: Path | Address, tmp_path: Path) -> None:
+def test_each_change_is_numbered_printed_and_recorded(place, tmp_path):
     picture = tmp_path / "picture.png"
     picture.write_bytes(PICTURES[1] or b"")
     added = call_successfully(
@@ -118,7 +114,7 @@ def test_each_change_is_numbered_printed_and_recorded(place: Path | Address, tmp
     assert history(place, "drawn-30") == []
 
 
-def test_json_output_is_the_change(place: Path | Address) -> None:
+def test_json_output_is_the_change(place):
     change = json.loads(call_successfully("remove", place, "drawn-2", *SIGNED, "--json"))
     assert (change["number"], change["kind"], change["meme"], change["who"]) == (3, "remove", "drawn-2", "ada")
     undone = json.loads(call_successfully("revoke", place, 3, *SIGNED, "--json"))
@@ -140,9 +136,7 @@ def test_json_output_is_the_change(place: Path | Address) -> None:
         (("add-one", "new", "harmful", "--picture", "no such file"), "does not exist"),
     ],
 )
-def test_invalid_changes_are_errors_and_change_nothing(
-    place: Path | Address, arguments: tuple[str, ...], message: str
-) -> None:
+def test_invalid_changes_are_errors_and_change_nothing(place, arguments, message):
     before = history(place)
     code, output = call(arguments[0], place, *arguments[1:], *SIGNED)
     assert code in (1, 2) and message in output, output
@@ -150,7 +144,7 @@ def test_invalid_changes_are_errors_and_change_nothing(
     assert history(place) == before
 
 
-def test_truncating_a_text_is_reported(place: Path | Address) -> None:
+def test_truncating_a_text_is_reported(place):
     output = call_successfully("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
     assert output.splitlines()[-2:] == [
         "The text is longer than the encoder reads; its end is not compared.",
@@ -158,7 +152,7 @@ def test_truncating_a_text_is_reported(place: Path | Address) -> None:
     ]
 
 
-def test_control_characters_are_printed_escaped(place: Path | Address) -> None:
+def test_control_characters_are_printed_escaped(place):
     call_successfully(
         "add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07"
     )
@@ -167,7 +161,7 @@ def test_control_characters_are_printed_escaped(place: Path | Address) -> None:
     assert not {"\u202e", "\x1b", "\x07"} & set(output)
 
 
-def test_only_the_encoder_of_the_library_embeds_its_precedents(place: Path | Address) -> None:
+def test_only_the_encoder_of_the_library_embeds_its_precedents(place):
     arguments = {"id_": "new", "label": Label.HARMFUL, "text": "", "picture": picture_of(PICTURES[2] or b""), **MADE_BY}
     with open_writer(place) as writer:
         assert writer.encoder == ENCODER.identity

@@ -1,7 +1,5 @@
 """The console over HTTP: access control, forms and sessions, contents of pages, and hardening."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

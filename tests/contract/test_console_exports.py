@@ -1,7 +1,5 @@
 """Exports of the console: permissions, formats, and what is recorded about them."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -22,7 +21,7 @@ from tests.support.fake_court import FakeCourt, served
 class FreezingProxy:
     """A proxy at ``address`` to a server; ``connections`` counts all connections ever accepted."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server):
         self._server = server
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -31,26 +30,26 @@ class FreezingProxy:
         self._frozen = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def freeze(self) -> None:
+    def freeze(self):
         """Freezes the existing connections: they stay open but carry no more data; new ones work."""
         before, self._frozen = self._frozen, threading.Event()
         before.set()
 
-    def cut(self) -> None:
+    def cut(self):
         """Closes the existing connections, which both ends notice."""
         for connection in self._sockets:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def close(self) -> None:
+    def close(self):
         """Closes the proxy and all its connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
 
-    def _accept(self) -> None:
+    def _accept(self):
         host, _, port = self._server.rpartition(":")
         with suppress(OSError):
             while True:
@@ -62,7 +61,7 @@ class FreezingProxy:
                     threading.Thread(target=_carry, args=(*direction, self._frozen), daemon=True).start()
 
 
-def _carry(source: socket.socket, to: socket.socket, frozen: threading.Event) -> None:
+def _carry(source, to, frozen):
     with suppress(OSError):
         while data := source.recv(65536):
             if not frozen.is_set():
@@ -72,7 +71,7 @@ def _carry(source: socket.socket, to: socket.socket, frozen: threading.Event) ->
 
 
 @contextmanager
-def freezing_proxy(server: str) -> Iterator[FreezingProxy]:
+def freezing_proxy(server):
     """Runs a proxy to a server for as long as the context lasts."""
     way = FreezingProxy(server)
     try:

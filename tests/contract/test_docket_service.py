@@ -1,7 +1,5 @@
 """The contract of memecourt.v1.Docket over a real channel, with dockets in SQLite and in PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import random
@@ -9,7 +7,6 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +18,6 @@ from court.events import Procedure, ReviewOutcome, VerdictReviewed, parse_event
 from court.record import TrialState
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from memecourt.v1 import court_pb2 as wire
-from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
 from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.trials import SqlTrialReader
@@ -45,18 +41,18 @@ UNDECIDED = Verdict(
 )
 
 
-def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
+def play(place, work, **options):
     return run_within(a_scene(place, **options), work)
 
 
-def stamp(at: datetime, nanos: int = 0) -> Timestamp:
+def stamp(at, nanos=0):
     stamped = Timestamp()
     stamped.FromDatetime(at)
     stamped.nanos += nanos
     return stamped
 
 
-async def test_a_trial_is_returned_with_all_its_events(place: Path | Address) -> None:
+async def test_a_trial_is_returned_with_all_its_events(place):
     async with a_scene(place) as it:
         await it.tried("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
         trial = (await it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT)).trial
@@ -73,7 +69,7 @@ async def test_a_trial_is_returned_with_all_its_events(place: Path | Address) ->
     assert not summary.needs_human_review and not summary.HasField("review") and not summary.failure_reason
 
 
-async def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
+async def test_a_trial_without_a_verdict_has_no_label(place):
     async with a_scene(place) as it:
         for trial_id, end in (("open", None), ("failed", "MODEL_GONE"), ("undecided", UNDECIDED)):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
@@ -91,10 +87,10 @@ async def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> 
     assert undecided.needs_human_review and not failed.needs_human_review
 
 
-def test_paging_neither_skips_nor_repeats_trials_while_new_ones_arrive(place: Path | Address) -> None:
+def test_paging_neither_skips_nor_repeats_trials_while_new_ones_arrive(place):
     """Five hundred trials of one moment, while trials of the same, later and earlier moments are added."""
 
-    async def work(it: Scene) -> tuple[list[str], list[str], list[int]]:
+    async def work(it):
         ids = [str(uuid.uuid4()) for _ in range(500)]
         await asyncio.gather(*(it.docket.writer.append(a_trial(id_)[0]) for id_ in ids))
         seen, sizes, token = [], [], ""
@@ -117,7 +113,7 @@ def test_paging_neither_skips_nor_repeats_trials_while_new_ones_arrive(place: Pa
     assert set(sizes[:-1]) == {7} and 1 <= sizes[-1] <= 7
 
 
-async def test_the_last_page_has_no_next_token(sqlite: Path) -> None:
+async def test_the_last_page_has_no_next_token(sqlite):
     async with a_scene(sqlite) as it:
         pages = []
         for count in range(4):
@@ -127,7 +123,7 @@ async def test_the_last_page_has_no_next_token(sqlite: Path) -> None:
         assert pages == [(0, False), (1, False), (2, False), (2, True)]
 
 
-async def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> None:
+async def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite):
     async with a_scene(sqlite) as it:
         await asyncio.gather(*(it.docket.writer.append(a_trial(str(n))[0]) for n in range(60)))
         sizes = [
@@ -142,20 +138,20 @@ async def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path
     assert [one.summary for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
 
 
-def forged_token(filter_digest: Any, content: bytes) -> str:
+def forged_token(filter_digest, content):
     """Returns a token sealed like the server's: the seal needs no key."""
     from serving.rpc.listings import _list_of, _seal
 
     return base64.urlsafe_b64encode(_seal(content, _list_of(filter_digest)) + content).decode().rstrip("=")
 
 
-async def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Path) -> None:
+async def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite):
     harmful = wire.TrialFilter(labels=[wire.LABEL_HARMFUL])
     async with a_scene(sqlite) as it:
         for number in range(5):
             await it.tried(at=AT + timedelta(seconds=number))
 
-        async def page(token: str, trial_filter: wire.TrialFilter = harmful) -> wire.ListTrialsResponse:
+        async def page(token, trial_filter=harmful):
             request = wire.ListTrialsRequest(page_size=2, page_token=token, filter=trial_filter)
             answer: wire.ListTrialsResponse = await it.stub.ListTrials(request, timeout=TIMEOUT)
             return answer
@@ -182,13 +178,13 @@ async def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlit
     assert {one.summary for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
 
 
-def test_page_tokens_round_trip() -> None:
+def test_page_tokens_round_trip():
     filter_digest = which_of(wire.TrialFilter(reviewed=False))
     for position in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
         assert cursor_of(token_of(position, filter_digest), filter_digest) == position
 
 
-def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:
+def matches(trial_filter, summary):
     """Implements the filter's contract in the simplest way."""
     opened = summary.opened_at.ToNanoseconds()
     return (
@@ -202,7 +198,7 @@ def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:
     )
 
 
-async def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> None:
+async def test_filters_return_exactly_the_matching_trials(place):
     async with a_scene(place) as it:
         draw = random.Random(7)
         for number in range(40):
@@ -263,13 +259,13 @@ async def test_filters_return_exactly_the_matching_trials(place: Path | Address)
         ({"namespace": "x\0"}, ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "filter.namespace")),
     ],
 )
-async def test_invalid_filters_are_refused(sqlite: Path, filters: dict[str, Any], expected: tuple[str, ...]) -> None:
+async def test_invalid_filters_are_refused(sqlite, filters, expected):
     async with a_scene(sqlite) as it:
         for call in (it.listed, it.exported):
             assert (await refusal_of(call(**filters))).summary == expected
 
 
-async def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | Address) -> None:
+async def test_the_earliest_and_the_latest_timestamp_are_accepted(place):
     ever = {
         "opened_from": Timestamp(seconds=-62_135_596_800),
         "opened_until": Timestamp(seconds=253_402_300_799, nanos=999_999_999),
@@ -283,22 +279,22 @@ async def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | 
 class Counting(Intercepted):
     """A docket that counts the records read from it."""
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, docket):
         super().__init__(docket)
         self.read = 0
         self.longest = 0
 
-    async def record(self, trial_id: str) -> Any:
+    async def record(self, trial_id):
         self.read += 1
         return await self._docket.trials.record(trial_id)
 
-    async def list(self, **options: Any) -> Any:
+    async def list(self, **options):
         lines = await self._docket.index.list(**options)
         self.longest = max(self.longest, len(lines))
         return lines
 
 
-async def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address) -> None:
+async def test_an_export_reads_only_as_fast_as_the_caller(place):
     """Reads ahead in 16 MB of records only as far as flow control allows."""
     docket = Counting(Docket.open(place))
     async with a_scene(place, docket=docket) as it:
@@ -321,9 +317,9 @@ async def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address)
     assert ids == [f"t-{number:03}" for number in range(80)]
 
 
-async def test_an_export_skips_trials_erased_before_or_during_it(place: Path | Address) -> None:
+async def test_an_export_skips_trials_erased_before_or_during_it(place):
     class Erasing(Counting):
-        async def record(self, trial_id: str) -> Any:
+        async def record(self, trial_id):
             if trial_id == "t-2":  # already listed
                 await self._docket.eraser.erase("t-2", who="ada", why="asked to", at=AT)
             return await super().record(trial_id)
@@ -337,7 +333,7 @@ async def test_an_export_skips_trials_erased_before_or_during_it(place: Path | A
         assert [one.trial.summary.trial_id async for one in call] == ["t-0", "t-3"]
 
 
-async def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
+async def test_an_export_ends_when_its_caller_leaves(sqlite):
     docket = Counting(Docket.open(sqlite))
     async with a_scene(sqlite, docket=docket) as it:
         for number in range(60):
@@ -352,7 +348,7 @@ async def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
         assert read < 60
 
 
-async def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
+async def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place):
     async with a_scene(place) as it:
         await it.tried("t-1")
         before = datetime.now(UTC)
@@ -381,7 +377,7 @@ async def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path 
     assert outcomes == [ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]
 
 
-async def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
+async def test_an_undecided_trial_can_be_decided_by_a_person(sqlite):
     async with a_scene(sqlite) as it:
         await it.tried("t-1", end=UNDECIDED)
         overruled = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_HARMFUL}
@@ -413,9 +409,7 @@ async def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> No
         ("failed", "", {}, ("FAILED_PRECONDITION", "TRIAL_NOT_DECIDED", "")),
     ],
 )
-async def test_invalid_reviews_are_refused(
-    sqlite: Path, trial: str, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+async def test_invalid_reviews_are_refused(sqlite, trial, caller, fields, expected):
     async with a_scene(sqlite) as it:
         for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
@@ -426,7 +420,7 @@ async def test_invalid_reviews_are_refused(
     assert lengths == [3, 2, 3] and not counted  # nothing was stored
 
 
-async def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Address) -> None:
+async def test_a_caller_limited_to_namespaces_sees_only_their_trials(place):
     async with a_scene(place) as it:
         for number in range(30):
             namespace = ("forum", "blog", "shop", "", "forum2")[number % 5]
@@ -442,7 +436,7 @@ async def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path
                 refusal = await refusal_of(call("forum", namespace=namespace))
                 assert refusal.summary == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
 
-        async def get_trial(id_: str) -> wire.Trial:
+        async def get_trial(id_):
             answer = await it.stub.GetTrial(
                 wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=caller_metadata("forum")
             )
@@ -462,7 +456,7 @@ async def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path
 
 
 @pytest.mark.parametrize("caller", ["forum", "ada", ""])
-async def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
+async def test_a_page_token_grants_no_access(sqlite, caller):
     """Even with a token of a caller who sees everything, a caller sees only its own trials."""
     async with a_scene(sqlite) as it:
         for number in range(9):
@@ -475,14 +469,14 @@ async def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
         )
 
 
-async def first_of(call: Any) -> Any:
+async def first_of(call):
     """Returns the first response of an endless call."""
     async for response in call:
         call.cancel()
         return response
 
 
-async def listed_changes(it: Scene) -> Any:
+async def listed_changes(it):
     """Asks what the first review of the only trial changes, which is stored past the service: it may be closed."""
     with suppress(Unavailable):
         await review_trial(it.docket, "t-1", ReviewOutcome.UPHELD, Label.HARMFUL)
@@ -503,12 +497,12 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
 }
 
 
-def test_every_method_is_covered_here() -> None:
+def test_every_method_is_covered_here():
     assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Docket"].methods}
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> None:
+async def test_calls_outside_a_session_are_unavailable(sqlite, name):
     async with a_scene(sqlite) as it:
         await it.tried("t-1")
         await CALLS[name](it)
@@ -517,13 +511,11 @@ async def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) 
 
 
 @pytest.mark.parametrize("broken", ["review", "record"])
-async def test_a_review_that_may_be_stored_is_not_offered_for_retry(
-    sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+async def test_a_review_that_may_be_stored_is_not_offered_for_retry(sqlite, monkeypatch, broken):
     """The docket fails while or just after it stores the review: retrying could store it twice."""
     original_review = ReviewStore.review
 
-    async def review(self: ReviewStore, *arguments: Any, **more: Any) -> VerdictReviewed:
+    async def review(self, *arguments, **more):
         event = await original_review(self, *arguments, **more)
         if broken == "review":
             raise Unavailable("The docket can't be written now.", reason="DOCKET_UNAVAILABLE")
@@ -543,25 +535,25 @@ async def test_a_review_that_may_be_stored_is_not_offered_for_retry(
 class UnreachableDocket:
     """A docket that is unreachable."""
 
-    def __getattr__(self, name: str) -> UnreachableStore:
+    def __getattr__(self, name):
         return UnreachableStore()
 
-    async def close(self) -> None:
+    async def close(self):
         pass
 
 
 class UnreachableStore:
     """A store that is unreachable."""
 
-    def __getattr__(self, name: str) -> Any:
-        async def fails(*_: object, **__: object) -> None:
+    def __getattr__(self, name):
+        async def fails(*_, **__):
             raise Unavailable("The docket can't be read now.", reason="DOCKET_UNAVAILABLE")
 
         return fails
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
+def test_an_unreachable_docket_is_unavailable(sqlite, name):
     refusal = play(sqlite, lambda it: refusal_of(CALLS[name](it)), docket=UnreachableDocket())
     assert refusal.summary == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
     assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
@@ -573,7 +565,7 @@ def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
     ("x\0", ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "trial_id")),
     ("nowhere", ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")),
 ])  # fmt: skip
-async def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, expected: tuple[str, ...]) -> None:
+async def test_unknown_trial_ids_are_refused(place, trial_id, expected):
     async with a_scene(place) as it:
         await it.tried("t-1")
         assert (
@@ -581,7 +573,7 @@ async def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: st
         ).summary == expected
 
 
-def test_every_state_and_outcome_exists_on_the_wire() -> None:
+def test_every_state_and_outcome_exists_on_the_wire():
     for ours, theirs, prefix in (
         (TrialState, wire.TrialState, "TRIAL_STATE_"),
         (ReviewOutcome, wire.ReviewOutcome, "REVIEW_OUTCOME_"),

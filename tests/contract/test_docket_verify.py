@@ -1,7 +1,5 @@
 """Tampering with a docket: exactly the detectable alterations are detected, in SQLite and in PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import itertools
@@ -22,7 +20,7 @@ from tests.support.tampering import ALTERATIONS, Detectability, Tamperer, check_
 @pytest.mark.promise("AU-1", "2,000 alterations each in SQLite and PostgreSQL: all found")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40 if FULL else 1))
-async def test_random_alterations_are_detected_exactly_when_detectable(docket_place: str, seed: int) -> None:
+async def test_random_alterations_are_detected_exactly_when_detectable(docket_place, seed):
     """Checks each alteration with and without an external checkpoint. 2,000 per database in the nightly run."""
     rounds = 50
     chance = random.Random(seed)
@@ -59,12 +57,12 @@ async def test_random_alterations_are_detected_exactly_when_detectable(docket_pl
     assert set(ALTERATIONS) - set(applied) <= {"alter_type"}
 
 
-async def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: str) -> None:
+async def test_verification_finds_no_fault_during_writes_and_erasures(docket_place):
     """Checks, bundles and receipts each see one moment of the log, and all are valid."""
     chance = random.Random(4)
     seen, grown = asyncio.Event(), asyncio.Event()
 
-    async def write(docket: Docket, number: int) -> str:
+    async def write(docket, number):
         # The second half waits for a check that saw some of the first, the last event for two checks of different
         # sizes: so checks fall between writes, however fast either are.
         if number >= 12:

@@ -11,18 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from memecourt.client import judge_request
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.health import COURT, LIVENESS
+from tests.support import flooder
 from tests.support.fakes import FakeReader
-from tests.support.flooder import (
-    ACK,
-    FLOODS,
-    MAX_CONCURRENT_STREAMS,
-    PREFACE,
-    SETTINGS,
-    flood,
-    frame,
-    headers_only,
-    ping,
-)
 from tests.support.scenes import a_scene
 from tests.support.sizes import FULL
 
@@ -48,11 +38,11 @@ async def make_honest_calls(it):
 
 @pytest.mark.promise("GR-3", "5 kinds x 4 attackers x 10,000 frames: 0 honest calls failed")
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", FLOODS)
+@pytest.mark.parametrize("attack", flooder.FLOODS)
 async def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
     async with a_scene(tmp_path, reader=FakeReader()) as it:
         receiver, sender = forks.Pipe()
-        attacking = forks.Process(target=flood, args=(it.address, attack, FRAMES, sender))
+        attacking = forks.Process(target=flooder.flood, args=(it.address, attack, FRAMES, sender))
         attacking.start()
         try:
             before = await asyncio.to_thread(receiver.recv)
@@ -77,8 +67,8 @@ async def test_silent_connections_and_unfinished_calls_fail_no_honest_call(tmp_p
             for number in range(IDLE):
                 connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
                 if number % 20 == 0:
-                    calls = b"".join(headers_only(each) for each in range(120))
-                    connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls)
+                    calls = b"".join(flooder.headers_only(each) for each in range(120))
+                    connection.sendall(flooder.PREFACE + flooder.frame(flooder.SETTINGS, 0, 0) + calls)
             await make_honest_calls(it)
         await make_honest_calls(it)
 
@@ -90,10 +80,10 @@ async def test_queued_calls_fail_no_honest_call(tmp_path):
         with ExitStack() as stack:
             for _ in range(40):
                 connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
-                calls = b"".join(headers_only(each) for each in range(120))
-                connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls + ping(1))
+                calls = b"".join(flooder.headers_only(each) for each in range(120))
+                connection.sendall(flooder.PREFACE + flooder.frame(flooder.SETTINGS, 0, 0) + calls + flooder.ping(1))
                 answer = b""
-                while ping(1)[9:] not in answer:  # then the server has all of them, and its thread is idle
+                while flooder.ping(1)[9:] not in answer:  # then the server has all of them, and its thread is idle
                     answer += connection.recv(1_000)
             await make_honest_calls(it)
 
@@ -103,12 +93,12 @@ async def test_each_connection_is_sent_its_limit_of_concurrent_streams(tmp_path)
     async with a_scene(tmp_path) as it:
         host, _, port = it.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(PREFACE + frame(SETTINGS, 0, 0))
+        writer.write(flooder.PREFACE + flooder.frame(flooder.SETTINGS, 0, 0))
         settings = {}
         while not settings:
             head = await asyncio.wait_for(reader.readexactly(9), 60)
             body = await reader.readexactly(int.from_bytes(head[:3], "big"))
-            if head[3] == SETTINGS and not head[4] & ACK:
+            if head[3] == flooder.SETTINGS and not head[4] & flooder.ACK:
                 settings = dict(struct.iter_unpack(">HI", body))
         writer.close()
-        assert settings[MAX_CONCURRENT_STREAMS] == 128
+        assert settings[flooder.MAX_CONCURRENT_STREAMS] == 128

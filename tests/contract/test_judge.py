@@ -9,16 +9,7 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from court.errors import (
-    BadLibrary,
-    BadPicture,
-    BadRequest,
-    CourtError,
-    ModelRefused,
-    Overrun,
-    ReplyUnusable,
-    Unavailable,
-)
+from court import errors
 from court.events import NearDuplicate, Procedure, TextSource
 from court.precedents import Relation
 from court.record import TrialAborted, TrialState
@@ -201,8 +192,8 @@ async def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
         "verdict": {},
         "deadline": {"reader": reader},
         "left": {"reader": reader},
-        "refusal": {"pictures": BadPicture("It is cut.")},
-        "failure": {"found": Unavailable("Gone.")},
+        "refusal": {"pictures": errors.BadPicture("It is cut.")},
+        "failure": {"found": errors.Unavailable("Gone.")},
         "fault": {"pictures": RuntimeError("a fault")},
     }[end]
     async with a_scene(tmp_path, **options) as it:
@@ -229,15 +220,15 @@ async def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
     ("options", "code", "reason", "retry"),
     [
         (
-            {"pictures": BadPicture("It is cut.", reason="PICTURE_DAMAGED")},
+            {"pictures": errors.BadPicture("It is cut.", reason="PICTURE_DAMAGED")},
             "INVALID_ARGUMENT",
             "PICTURE_DAMAGED",
             False,
         ),
-        ({"pictures": Unavailable("Later.", reason="X", retry_after=2.5)}, "UNAVAILABLE", "X", True),
-        ({"reader": FakeReader(Unavailable("Gone.", reason="Y"))}, "UNAVAILABLE", "Y", True),
-        ({"found": Unavailable("Gone.", reason="Z")}, "UNAVAILABLE", "Z", True),
-        ({"found": BadLibrary("Broken.")}, "FAILED_PRECONDITION", "BAD_LIBRARY", False),
+        ({"pictures": errors.Unavailable("Later.", reason="X", retry_after=2.5)}, "UNAVAILABLE", "X", True),
+        ({"reader": FakeReader(errors.Unavailable("Gone.", reason="Y"))}, "UNAVAILABLE", "Y", True),
+        ({"found": errors.Unavailable("Gone.", reason="Z")}, "UNAVAILABLE", "Z", True),
+        ({"found": errors.BadLibrary("Broken.")}, "FAILED_PRECONDITION", "BAD_LIBRARY", False),
         ({"found": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
         ({"pictures": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
     ],
@@ -349,8 +340,8 @@ def test_without_precedents_the_response_names_no_library(tmp_path):
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [
-        (Unavailable("gone", reason="MODEL_GONE"), "UNAVAILABLE", "MODEL_GONE"),
-        (ModelRefused("unknown model"), "FAILED_PRECONDITION", "MODEL_REFUSED"),
+        (errors.Unavailable("gone", reason="MODEL_GONE"), "UNAVAILABLE", "MODEL_GONE"),
+        (errors.ModelRefused("unknown model"), "FAILED_PRECONDITION", "MODEL_REFUSED"),
         ("", "ABORTED", "REPLY_EMPTY"),
     ],
 )
@@ -510,8 +501,8 @@ def test_every_kind_of_error_has_its_code():
         "Unauthenticated": "UNAUTHENTICATED",
         "NotAllowed": "PERMISSION_DENIED",
     }
-    special = {"ReplyUnusable": ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
-    ours = {k for k in _kinds(CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
+    special = {"ReplyUnusable": errors.ReplyUnusable("JUDGE", "judge", "REPLY_CUT", "it was cut")}
+    ours = {k for k in _kinds(errors.CourtError) if k.__module__.split(".")[0] in ("court", "serving", "retrieval")}
     ours -= {TrialAborted}  # wraps another error and has its code
     # Errors that no call returns: of the command that starts a vLLM, of the console, and of a witness who settles
     # claims.
@@ -521,7 +512,7 @@ def test_every_kind_of_error_has_its_code():
     for kind in ours:
         error = special.get(kind.__name__) or kind("What is wrong, and what to do.")
         assert code_pb2.Code.Name(status_of(error).code) == expected[kind.__name__] == _name(failure_of(error).code)
-    late = Overrun("Over.", reason="DEADLINE")
+    late = errors.Overrun("Over.", reason="DEADLINE")
     assert _name(status_of(late).code) == _name(failure_of(late).code) == "DEADLINE_EXCEEDED"
     assert not failure_of(late).HasField("retry_delay")
 
@@ -533,4 +524,4 @@ def _name(code):
 def test_a_message_that_quotes_the_caller_is_truncated():
     """A status too long for the metadata of a call would be lost as a whole."""
     assert len(status_of(TrialUnknown("x" * 100_000)).SerializeToString()) < 8192
-    assert len(status_of(BadRequest("x" * 100_000)).SerializeToString()) < 8192
+    assert len(status_of(errors.BadRequest("x" * 100_000)).SerializeToString()) < 8192

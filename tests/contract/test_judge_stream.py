@@ -416,7 +416,7 @@ async def serving(idle_s):
         await server.stop(0)
 
 
-async def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch):
     monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 1)
     async with serving(0.5) as (service, address), grpc.aio.insecure_channel(address, options=NARROW) as channel:
         export = channel.unary_stream("/memecourt.v1.Docket/ExportTrials")
@@ -436,7 +436,7 @@ async def drain(call):
         pass
 
 
-async def test_a_slow_client_receives_each_trial_once() -> None:
+async def test_a_slow_client_receives_each_trial_once():
     async with serving(0.5) as (service, address), AsyncClient(address, options=NARROW) as client:
         trials = client.export()
         found = [(await anext(trials)).summary.trial_id]

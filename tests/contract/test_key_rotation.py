@@ -5,7 +5,6 @@ import json
 import shutil
 import stat
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -24,17 +23,8 @@ from serving.docket.log.entries import NO_SEQ, KeyRotated, body_of
 from serving.docket.log.notes import SigningKey, VerifierKey, sign_checkpoint, sign_note
 from serving.docket.log.rotation import sign_rotation
 from serving.docket.open import Docket
+from serving.docket.store import log_append
 from serving.docket.store import tables as t
-from serving.docket.store.log_append import (
-    EntryDraft,
-    KeyFile,
-    make_key,
-    next_key,
-    open_appender,
-    read_key,
-    settle_keys,
-    signing,
-)
 from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 from tests.support.scenes import IMAGE, a_scene
 
@@ -47,9 +37,9 @@ def open_docket(place, key):
 
 async def rotate_key(docket, key, compromised=False):
     """Does what the command does: creates the new key beside the old one, writes the entry, then replaces the files."""
-    old = KeyFile(key)(await docket.log.vkey())
-    make_key(next_key(key), old.name)
-    new = read_key(next_key(key))
+    old = log_append.KeyFile(key)(await docket.log.vkey())
+    log_append.make_key(log_append.next_key(key), old.name)
+    new = log_append.read_key(log_append.next_key(key))
     number = await docket.log_keys.rotate(old, new, compromised=compromised, **WHO)
     return old, new, number
 
@@ -81,7 +71,7 @@ async def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docke
         await append_all(docket, events_of("before"))
         receipt, anchor = await docket.log.receipt("before"), await docket.log.checkpoint()
         old, new, number = await rotate_key(docket, path)
-        settle_keys(path)
+        log_append.settle_keys(path)
         await append_all(docket, events_of("after"))
         later = await docket.log.checkpoint()
         assert await docket.log_keys.keys() == [old.verifier, new.verifier]
@@ -116,13 +106,13 @@ async def test_a_server_without_the_new_key_is_refused_until_it_has_it(with_dock
                 await append_all(each, events_of(f"by {id(each)}"))
             _, new, _ = await rotate_key(docket, path)
             await append_all(server, events_of("b"))  # before the files are replaced
-            settle_keys(path)
+            log_append.settle_keys(path)
             await append_all(server, events_of("c"))
             with pytest.raises(DocketError) as refused:
                 await append_all(elsewhere, events_of("d"))
             assert refused.value.reason == "DOCKET_KEY"
             # With the new key beside its own it continues.
-            shutil.copy(path, next_key(tmp_path / "elsewhere.key"))
+            shutil.copy(path, log_append.next_key(tmp_path / "elsewhere.key"))
             await append_all(elsewhere, events_of("e"))
             assert not faults(await audit(docket, new))
         finally:
@@ -135,7 +125,7 @@ async def test_the_retired_key_can_no_longer_sign(with_docket_and_key):
     async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
         old, new, _ = await rotate_key(docket, path, compromised=True)
-        settle_keys(path)
+        log_append.settle_keys(path)
         await append_all(docket, events_of("b"))
         report = await audit(docket, new)
         assert not faults(report)
@@ -160,7 +150,7 @@ async def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_pat
         docket = open_docket(stolen, thief_key)
         await append_all(docket, events_of("another verdict"))
         _, own, _ = await rotate_key(docket, thief_key)
-        settle_keys(thief_key)
+        log_append.settle_keys(thief_key)
         await append_all(docket, events_of("b"))
         await append_all(docket, events_of("more"))
         return docket, own
@@ -175,7 +165,7 @@ async def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_pat
     await append_all(docket, events_of("b"))
     earlier = Anchor("kept before", (await docket.log.checkpoint(),))
     old, new, _ = await rotate_key(docket, key, compromised=True)
-    settle_keys(key)
+    log_append.settle_keys(key)
     later = Anchor("kept after", (await docket.log.checkpoint(),))
     assert not faults(await audit(docket, old, new, anchors=[earlier, later]))
     await docket.close()
@@ -215,16 +205,16 @@ def forged_notes(docket_name, old, new, number, root):
 async def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, note_index):
     async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
-        old = KeyFile(path)(await docket.log.vkey())
+        old = log_append.KeyFile(path)(await docket.log.vkey())
         new = SigningKey.create(old.name)
 
         def forge(connection):
-            with signing(connection, lambda _: new):
-                log = open_appender(connection)
+            with log_append.signing(connection, lambda _: new):
+                log = log_append.open_appender(connection)
                 notes = list(forged_notes(old.name, old, new, log.size, log.root()))
                 entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[note_index][1])
                 body = body_of(entry).encode()
-                log.add([EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
+                log.add([log_append.EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
                 log.key = str(new.verifier)
 
         await docket.transactions.write_alone(forge)
@@ -236,7 +226,7 @@ async def test_the_key_changes_only_with_an_entry(with_docket_and_key):
         await append_all(docket, events_of("a"))
         with pytest.raises((DocketError, Unavailable)):
             await docket.transactions.write_alone(lambda c: c.execute(update(t.log).values(key="another")))
-        old = KeyFile(path)(await docket.log.vkey())
+        old = log_append.KeyFile(path)(await docket.log.vkey())
         for new in (old, SigningKey.create("another-docket")):
             with pytest.raises(Exception, match="another one"):
                 await docket.log_keys.rotate(old, new, compromised=False, **WHO)
@@ -256,7 +246,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
     (tmp_path / "first").write_text(invoke("key").stdout)
     arguments = ("rotate-key", "--who", "ada", "--why", "the year is over", "--yes")
     assert invoke("rotate-key", "--yes").exit_code == 2
-    assert invoke(*arguments[:-1], input="n\n").exit_code == 1 and not next_key(key).exists()
+    assert invoke(*arguments[:-1], input="n\n").exit_code == 1 and not log_append.next_key(key).exists()
     prepared = invoke("rotate-key", "--prepare").stdout
     assert invoke("rotate-key", "--prepare").stdout == prepared, "generated once"
 
@@ -272,7 +262,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
     result = invoke(*arguments)
     assert result.exit_code == 0 and result.stdout == prepared
     assert "(ada: the year is over)" in result.stderr and "No further rotation was made" in result.stderr
-    assert str(read_key(key).verifier) == prepared.strip() and not next_key(key).exists()
+    assert str(log_append.read_key(key).verifier) == prepared.strip() and not log_append.next_key(key).exists()
     (retired,) = tmp_path.glob("docket.key.retired-*")
     for path in (key, retired):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -293,11 +283,11 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
     stolen = ("rotate-key", "--who", "ada", "--why", "a laptop was stolen", "--compromised", "--yes")
     finished = invoke(*stolen)
     assert finished.exit_code == 3 and "No further rotation was made" in finished.stderr
-    assert len(invoke("key", "--all").stdout.splitlines()) == 4 and not next_key(key).exists()
+    assert len(invoke("key", "--all").stdout.splitlines()) == 4 and not log_append.next_key(key).exists()
     assert invoke(*stolen).exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 5
 
 
-def verify(response: wire.JudgeResponse, key: str) -> alone.Logged:
+def verify(response, key):
     """Verifies the receipt of a response and returns its contents."""
     receipt = response.receipt
     return alone.verify_receipt(
@@ -310,12 +300,12 @@ def verify(response: wire.JudgeResponse, key: str) -> alone.Logged:
     )
 
 
-def request_for(text: str, request_id: str = "") -> wire.JudgeRequest:
+def request_for(text, request_id=""):
     return wire.JudgeRequest(image=IMAGE, text=text, request_id=request_id)
 
 
-def test_every_verdict_has_a_receipt_even_if_it_is_reused(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_every_verdict_has_a_receipt_even_if_it_is_reused(tmp_path):
+    async def scene():
         async with a_scene(tmp_path, reuse="namespace") as scene:
             key = await scene.docket.log.vkey()
             first = await scene.stub.Judge(request_for("one", "r1"))
@@ -344,13 +334,11 @@ def test_every_verdict_has_a_receipt_even_if_it_is_reused(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_receipts_as_json_are_verified_by_command_and_are_anchors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_receipts_as_json_are_verified_by_command_and_are_anchors(tmp_path, capsys):
     """A client's stored receipts serve as checkpoints: with them, an exported trial is proven to be the one judged."""
     answers, keys, bundle = tmp_path / "answers.jsonl", tmp_path / "key", tmp_path / "bundle.json"
 
-    async def scene() -> None:
+    async def scene():
         async with a_scene(tmp_path) as scene:
             key = await scene.docket.log.vkey()
             keys.write_text(f"{key}\n")

@@ -1,7 +1,5 @@
 """Verdicts sent to Ozone and hashes sent to an HMA, over real sockets; fake servers stand in for both tools."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.support.postgres import AS_STRANGER
 
 
 @contextmanager
-def pgbouncer(url: str) -> Iterator[str]:
+def pgbouncer(url):
     """Runs a pooler in front of a server that listens on a socket; yields the URL by which it is reached."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:

@@ -1,25 +1,19 @@
 """A library in a database: its errors, and consistent reads during changes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
-from court.precedents import Findings
 from court.verdict import Label
 from retrieval.library.changes import ChangeKind
 from retrieval.library.journal import frame_of, next_head
-from retrieval.library.library import Library
 from retrieval.library.postgres import connections
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
@@ -28,19 +22,19 @@ from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.postgres_finder import PgvectorFinder, encoder_of
 from tests.support.encoders import WordEncoder
 from tests.support.libraries import ENCODER, drawn_library, drawn_meme
-from tests.support.postgres import PostgresServer, postgres
+from tests.support.postgres import postgres
 
 SECRET = "correct%20horse"
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def library(tmp_path):
     return drawn_library(tmp_path / "library", 7, 40)
 
 
 @pytest.fixture
-def finder(library: Library, database: Address) -> Iterator[PgvectorFinder]:
+def finder(library, database):
     push_library(library, database)
     opened = asyncio.run(PgvectorFinder.open(database, ENCODER))
     yield opened
@@ -48,41 +42,41 @@ def finder(library: Library, database: Address) -> Iterator[PgvectorFinder]:
 
 
 @pytest.fixture
-def own_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+def own_server(postgres_server):
     """A server that may be killed. It needs the shared one, which skips tests without PostgreSQL."""
     with postgres() as server:
         yield server
 
 
-def find(finder: PgvectorFinder, **kwargs: Any) -> Findings:
+def find(finder, **kwargs):
     options: dict[str, Any] = {"exhibits": 3, "tally": 1000, "alpha": None} | kwargs
     return asyncio.run(finder.find(text="cat bird", frames=(), pixels_sha256="", **options))
 
 
-def run(database: Address, *statements: str) -> list[Any]:
+def run(database, *statements):
     with psycopg.connect(**database.parameters(), autocommit=True) as connection:
         return [connection.execute(statement).rowcount for statement in statements]
 
 
-def refused(database: Address) -> CourtError:
+def refused(database):
     with pytest.raises(CourtError) as error:
         asyncio.run(PgvectorFinder.open(database, ENCODER))
     return error.value
 
 
-def test_a_database_without_pgvector_is_refused_with_advice(bare_database: Address, library: Library) -> None:
+def test_a_database_without_pgvector_is_refused_with_advice(bare_database, library):
     assert refused(bare_database).reason == "EXTENSION_MISSING"
     with pytest.raises(BadLibrary, match="CREATE EXTENSION vector"):
         push_library(library, bare_database)
 
 
-def test_a_database_without_a_library_is_refused_with_advice(database: Address) -> None:
+def test_a_database_without_a_library_is_refused_with_advice(database):
     error = refused(database)
     assert (error.reason, "precedents push" in error.message) == ("LIBRARY_MISSING", True)
 
 
 @pytest.mark.parametrize(("format_", "reason"), [(0, "LIBRARY_TOO_OLD"), (99, "LIBRARY_TOO_NEW")])
-def test_tables_of_another_format_are_not_read(database: Address, library: Library, format_: int, reason: str) -> None:
+def test_tables_of_another_format_are_not_read(database, library, format_, reason):
     push_library(library, database)
     run(database, f"UPDATE memecourt.precedent_library SET format = {format_}")
     assert refused(database).reason == reason
@@ -92,20 +86,20 @@ def test_tables_of_another_format_are_not_read(database: Address, library: Libra
     assert encoder_of(database) == ENCODER.identity
 
 
-def test_a_library_of_another_encoder_is_not_searched(database: Address, library: Library) -> None:
+def test_a_library_of_another_encoder_is_not_searched(database, library):
     push_library(library, database)
     with pytest.raises(BadLibrary) as error:
         asyncio.run(PgvectorFinder.open(database, WordEncoder("other words")))
     assert error.value.reason == "LIBRARY_FOREIGN"
 
 
-def test_a_pushed_library_keeps_name_and_digest(database: Address, library: Library) -> None:
+def test_a_pushed_library_keeps_name_and_digest(database, library):
     pushed = push_library(library, database)
     assert (pushed.identity, pushed.was_there, pushed.replaced) == (library.identity, False, None)
     assert push_library(library, database).was_there
 
 
-def test_a_push_replaces_another_library_only_on_request(database: Address, library: Library, tmp_path: Path) -> None:
+def test_a_push_replaces_another_library_only_on_request(database, library, tmp_path):
     push_library(library, database)
     with PostgresWriter(database) as writer:
         writer.remove("drawn-1", **MADE_BY)
@@ -118,7 +112,7 @@ def test_a_push_replaces_another_library_only_on_request(database: Address, libr
     assert pushed.replaced is not None and pushed.replaced.name == "drawn"
 
 
-def test_a_push_includes_changes_on_disk_which_can_be_revoked(database: Address, library: Library) -> None:
+def test_a_push_includes_changes_on_disk_which_can_be_revoked(database, library):
     on_disk = LibraryWriter(library)
     on_disk.remove("drawn-5", **MADE_BY)
     on_disk.relabel("drawn-6", Label.HARMFUL, **MADE_BY)
@@ -142,11 +136,11 @@ def test_a_push_includes_changes_on_disk_which_can_be_revoked(database: Address,
     finder.close()
 
 
-def test_an_interrupted_push_has_no_effect(database: Address, library: Library, tmp_path: Path) -> None:
+def test_an_interrupted_push_has_no_effect(database, library, tmp_path):
     class Broken(Exception):
         pass
 
-    def break_off(step: str, done: int, total: int) -> None:
+    def break_off(step, done, total):
         raise Broken
 
     with pytest.raises(Broken):
@@ -161,7 +155,7 @@ def test_an_interrupted_push_has_no_effect(database: Address, library: Library, 
     finder.close()
 
 
-def test_a_push_drops_old_generations_but_the_previous_one(database: Address, library: Library, tmp_path: Path) -> None:
+def test_a_push_drops_old_generations_but_the_previous_one(database, library, tmp_path):
     others = [drawn_library(tmp_path / str(seed), seed, 5, name=f"l{seed}") for seed in range(3)]
     for one in others:
         push_library(one, database, replace=True)
@@ -170,7 +164,7 @@ def test_a_push_drops_old_generations_but_the_previous_one(database: Address, li
     assert sorted(tables) == [("vectors_2",), ("vectors_3",)]
 
 
-def test_a_search_sees_one_complete_library_during_replacements(database: Address, tmp_path: Path) -> None:
+def test_a_search_sees_one_complete_library_during_replacements(database, tmp_path):
     libraries = {
         name: drawn_library(tmp_path / name, seed, size, name=name)
         for seed, (name, size) in enumerate([("a", 30), ("b", 55)])
@@ -183,7 +177,7 @@ def test_a_search_sees_one_complete_library_during_replacements(database: Addres
 
     seen: set[str] = set()
 
-    def replacing() -> None:
+    def replacing():
         round_ = 0
         while round_ < 12 or (len(seen) < 2 and round_ < 1000):  # however slow searches are
             push_library(libraries["ba"[round_ % 2]], database, replace=True)
@@ -203,14 +197,12 @@ def test_a_search_sees_one_complete_library_during_replacements(database: Addres
     finder.close()
 
 
-def test_a_search_sees_complete_changes_of_concurrent_writers(
-    finder: PgvectorFinder, database: Address, library: Library
-) -> None:
+def test_a_search_sees_complete_changes_of_concurrent_writers(finder, database, library):
     """No change of two writers is lost, each has its own number, and the digest covers all of them."""
 
     searched = threading.Event()
 
-    def writing(name: str) -> None:
+    def writing(name):
         draw, writer = random.Random(name), PostgresWriter(database)
         for number in range(12):
             meme, vector, png = drawn_meme(draw, f"{name}-{number}")
@@ -254,9 +246,7 @@ def test_a_search_sees_complete_changes_of_concurrent_writers(
     assert found.library.digest == f"sha256:{head}"
 
 
-def test_forgotten_content_is_erased_everywhere_but_the_history_remains(
-    database: Address, library: Library, tmp_path: Path
-) -> None:
+def test_forgotten_content_is_erased_everywhere_but_the_history_remains(database, library, tmp_path):
     on_disk = LibraryWriter(library)
     meme, vector, _ = drawn_meme(random.Random(1), "to be forgotten")
     secret = "words of no other meme"
@@ -290,7 +280,7 @@ def test_forgotten_content_is_erased_everywhere_but_the_history_remains(
     finder.close()
 
 
-def found_in(database: Address, text_: str) -> bool:
+def found_in(database, text_):
     """True if a text occurs in any column of any table of the library."""
     with psycopg.connect(**database.parameters()) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'memecourt'").fetchall()
@@ -300,7 +290,7 @@ def found_in(database: Address, text_: str) -> bool:
         )
 
 
-def test_an_altered_picture_is_not_shown(finder: PgvectorFinder, database: Address, library: Library) -> None:
+def test_an_altered_picture_is_not_shown(finder, database, library):
     with_picture = next(meme.id for meme in library.memes if meme.kept)
     assert asyncio.run(finder.pictures([with_picture]))[0] is not None
     run(database, "UPDATE memecourt.pictures_1 SET jpeg = jpeg || 'x'::bytea")
@@ -309,15 +299,13 @@ def test_an_altered_picture_is_not_shown(finder: PgvectorFinder, database: Addre
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_a_meme_missing_beside_its_vectors_is_detected(finder: PgvectorFinder, database: Address) -> None:
+def test_a_meme_missing_beside_its_vectors_is_detected(finder, database):
     run(database, "DELETE FROM memecourt.precedents_1 WHERE row = 3")
     with pytest.raises(BadLibrary, match="damaged"):
         find(finder)
 
 
-def test_pictures_come_from_the_library_of_the_search(
-    finder: PgvectorFinder, database: Address, library: Library, tmp_path: Path
-) -> None:
+def test_pictures_come_from_the_library_of_the_search(finder, database, library, tmp_path):
     exhibits = [exhibit.id for exhibit in find(finder, exhibits=40).exhibits]
     shown = asyncio.run(finder.pictures(exhibits))
     assert any(shown)
@@ -326,9 +314,7 @@ def test_pictures_come_from_the_library_of_the_search(
     assert asyncio.run(finder.pictures(exhibits)) == shown
 
 
-def test_an_unreachable_server_is_reported_and_used_again_when_back(
-    own_server: PostgresServer, library: Library
-) -> None:
+def test_an_unreachable_server_is_reported_and_used_again_when_back(own_server, library):
     database = Address(own_server.url())
     push_library(library, database)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
@@ -366,9 +352,7 @@ def test_an_unreachable_server_is_reported_and_used_again_when_back(
     finder.close()
 
 
-def test_a_server_that_dies_during_a_push_keeps_the_previous_library(
-    own_server: PostgresServer, library: Library, tmp_path: Path
-) -> None:
+def test_a_server_that_dies_during_a_push_keeps_the_previous_library(own_server, library, tmp_path):
     database = Address(own_server.url())
     push_library(library, database)
     other = drawn_library(tmp_path / "other", 8, 60, name="other")
@@ -380,7 +364,7 @@ def test_a_server_that_dies_during_a_push_keeps_the_previous_library(
     finder.close()
 
 
-def test_a_slow_search_times_out(database: Address, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_search_times_out(database, library, monkeypatch):
     push_library(library, database)
     monkeypatch.setattr(connections, "_SEARCH_S", 3)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
@@ -393,9 +377,7 @@ def test_a_slow_search_times_out(database: Address, library: Library, monkeypatc
     finder.close()
 
 
-def test_waiting_for_another_writer_times_out(
-    database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_another_writer_times_out(database, library, monkeypatch):
     push_library(library, database)
     monkeypatch.setattr("retrieval.library.postgres.writer._WAIT_S", 0.2)
     with psycopg.connect(**database.parameters()) as blocker:
@@ -405,9 +387,7 @@ def test_waiting_for_another_writer_times_out(
     assert locked.value.reason == "LIBRARY_LOCKED"
 
 
-def test_ids_with_nul_are_refused_and_texts_with_nul_are_stored(
-    finder: PgvectorFinder, database: Address, library: Library
-) -> None:
+def test_ids_with_nul_are_refused_and_texts_with_nul_are_stored(finder, database, library):
     meme, vector, _ = drawn_meme(random.Random(1), "with a \0 in it")
     with pytest.raises(BadRequest, match="NUL"):
         PostgresWriter(database).add(meme, vector, None, **MADE_BY)
@@ -425,7 +405,7 @@ def test_ids_with_nul_are_refused_and_texts_with_nul_are_stored(
         ("postgresql:///memes?host=/run/db", "postgresql:///memes?host=/run/db"),
     ],
 )
-def test_displayed_address_hides_the_password(url: str, shown: str) -> None:
+def test_displayed_address_hides_the_password(url, shown):
     address = Address(url)
     assert (str(address), repr(address)) == (shown, f"Address({shown!r})")
     assert Address.named_by(url)
@@ -435,15 +415,13 @@ def test_displayed_address_hides_the_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "url", [f"postgresql://court:{SECRET}/x@db:5432/", f"mysql://court:{SECRET}@db/memes", f"postgresql://[{SECRET}/m"]
 )
-def test_malformed_addresses_are_rejected_without_quoting_them(url: str) -> None:
+def test_malformed_addresses_are_rejected_without_quoting_them(url):
     with pytest.raises(BadRequest) as error:
         Address(url)
     assert SECRET not in str(error.value)
 
 
-def test_no_error_contains_the_password(
-    own_server: PostgresServer, library: Library, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_error_contains_the_password(own_server, library, caplog):
     import traceback
 
     own_server.stop()
@@ -461,13 +439,13 @@ def test_no_error_contains_the_password(
             assert error.reason in ("LIBRARY_AWAY", "ADDRESS_UNUSABLE")
 
 
-def _raised(work: Any, *arguments: Any) -> CourtError:
+def _raised(work, *arguments):
     with pytest.raises(CourtError) as error:
         work(*arguments)
     return error.value
 
 
-def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -475,7 +453,7 @@ def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch: pyte
         connections.Connections(Address("postgresql://db/memes"))
 
 
-def test_ties_beyond_the_fetched_rows_are_decided_by_row_number(database: Address, tmp_path: Path) -> None:
+def test_ties_beyond_the_fetched_rows_are_decided_by_row_number(database, tmp_path):
     library = drawn_library(tmp_path / "ties", 3, 3000)
     push_library(library, database)
     # After the update every other row lies behind all others on disk: the physical order must not matter.

@@ -1,7 +1,5 @@
 """A library in a database, from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,18 +16,16 @@ SECRET = "correct%20horse"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
 
 
-def call(*arguments: str) -> tuple[int, str]:
+def call(*arguments):
     result = CliRunner().invoke(cli, list(arguments))
     return result.exit_code, result.output
 
 
-def test_a_library_is_built_pushed_and_searched_in_the_database(
-    tmp_path: Path, database: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_is_built_pushed_and_searched_in_the_database(tmp_path, database, monkeypatch):
     lines = [{"id": f"m{n}", "label": "harmful", "text": text} for n, text in enumerate(("a cat", "a dog", "rain"))]
     (tmp_path / "memes.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     place, url = str(tmp_path / "library"), str(database)
@@ -53,7 +49,7 @@ def test_a_library_is_built_pushed_and_searched_in_the_database(
     assert (code, "no files" in output) == (1, True)
 
 
-def test_a_push_does_not_replace_another_library_unasked(tmp_path: Path, database: Address) -> None:
+def test_a_push_does_not_replace_another_library_unasked(tmp_path, database):
     for seed in range(2):
         drawn_library(tmp_path / str(seed), seed, 4)
     url = str(database)
@@ -63,7 +59,7 @@ def test_a_push_does_not_replace_another_library_unasked(tmp_path: Path, databas
     assert call("precedents", "push", str(tmp_path / "1"), url, "--replace")[0] == 0
 
 
-def test_settings_hide_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_hide_passwords(monkeypatch):
     url = f"postgresql://court:{SECRET}@db.example/memes"
     monkeypatch.setenv("MEMECOURT_LIBRARY", url)
     assert Settings().library == Address(url)

@@ -1,26 +1,18 @@
 """The contract of precedent finders, for each kind: over a library on disk and over a database."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from court.errors import BadRequest
-from court.meme import Frame
-from court.precedents import Findings
 from court.verdict import Label
 from retrieval.library.changes import ChangeKind
 from retrieval.library.filters import Filter
-from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
-from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
 from retrieval.library.postgres.writer import PostgresWriter
 from retrieval.library.thumbnails import shrink
@@ -40,7 +32,7 @@ class Place:
     finder: LibraryFinder | PgvectorFinder
     writer: LibraryWriter | PostgresWriter
 
-    def find(self, text: str = "", png: bytes | None = None, **kwargs: Any) -> Findings:
+    def find(self, text="", png=None, **kwargs):
         if isinstance(self.finder, LibraryFinder) and isinstance(self.writer, LibraryWriter):
             self.finder.swap(self.writer.library)
         picture = picture_of(png) if png else None
@@ -54,19 +46,19 @@ class Place:
             )
         )
 
-    def pictures(self, *ids: str) -> list[Frame | None]:
+    def pictures(self, *ids):
         return list(asyncio.run(self.finder.pictures(ids)))
 
-    def ids(self) -> set[str]:
+    def ids(self):
         """Returns the ids of all precedents."""
         return {entry.id for entry in self.find("cat", PICTURES[1], tally=1000).tally}
 
 
 @pytest.fixture
-def on_disk() -> Iterator[Callable[[Library], Place]]:
+def on_disk():
     finders: list[LibraryFinder] = []
 
-    def made(library: Library) -> Place:
+    def made(library):
         finders.append(LibraryFinder(library, ENCODER))
         return Place(finders[-1], LibraryWriter(library))
 
@@ -76,10 +68,10 @@ def on_disk() -> Iterator[Callable[[Library], Place]]:
 
 
 @pytest.fixture
-def in_database(database: Address) -> Iterator[Callable[[Library], Place]]:
+def in_database(database):
     places: list[Place] = []
 
-    def made(library: Library) -> Place:
+    def made(library):
         push_library(library, database, replace=True)
         finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
         places.append(Place(finder, PostgresWriter(database)))
@@ -92,13 +84,13 @@ def in_database(database: Address) -> Iterator[Callable[[Library], Place]]:
 
 
 @pytest.fixture(params=["disk", "database"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request, tmp_path):
     """A library of forty memes."""
     made = request.getfixturevalue("on_disk" if request.param == "disk" else "in_database")
     return made(drawn_library(tmp_path / "library", 7, 40))
 
 
-def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[str, Any]]:
+def queries(draw, ids, count):
     for _ in range(count):
         search_filter = Filter(
             sources=draw.choice(((), ("first",), ("first", "second"), ("third",))),
@@ -135,14 +127,14 @@ def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[st
     ],
 )
 def test_finders_agree_on_every_bit(
-    seed: int,
-    size: int,
-    harm: float,
-    safeguards: dict[str, Any],
-    tmp_path: Path,
-    on_disk: Callable[[Library], Place],
-    in_database: Callable[[Library], Place],
-) -> None:
+    seed,
+    size,
+    harm,
+    safeguards,
+    tmp_path,
+    on_disk,
+    in_database,
+):
     library = drawn_library(tmp_path / "library", seed, size, harm=harm, safeguards=Safeguards(**safeguards))
     disk, database = on_disk(library), in_database(library)
     assert disk.finder.library == database.finder.library
@@ -154,7 +146,7 @@ def test_finders_agree_on_every_bit(
     assert found > 60 * min(size, 5) / 4
 
 
-def test_changes_are_found_by_the_next_search_and_can_be_revoked(place: Place) -> None:
+def test_changes_are_found_by_the_next_search_and_can_be_revoked(place):
     before, digest = place.find("cat").tally, place.finder.library.digest
     meme, vector, png = drawn_meme(random.Random(1), "new")
     # A duplicate of an existing meme would not be found.
@@ -186,7 +178,7 @@ def test_changes_are_found_by_the_next_search_and_can_be_revoked(place: Place) -
     assert [each.change.number for each in place.writer.history("drawn-3")] == [2, 5]
 
 
-def test_invalid_changes_are_refused_and_change_nothing(place: Place) -> None:
+def test_invalid_changes_are_refused_and_change_nothing(place):
     meme, vector, _ = drawn_meme(random.Random(2), "drawn-0")
     before = place.find("cat")
     with pytest.raises(BadRequest, match="already") as taken:
@@ -217,7 +209,7 @@ def test_invalid_changes_are_refused_and_change_nothing(place: Place) -> None:
         place.writer.revoke(2, **MADE_BY)
 
 
-def test_the_last_precedent_cannot_be_removed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_last_precedent_cannot_be_removed(request, tmp_path):
     for kind in ("on_disk", "in_database"):
         place = request.getfixturevalue(kind)(drawn_library(tmp_path / kind, 1, 1))
         with pytest.raises(BadRequest) as refused:
@@ -225,7 +217,7 @@ def test_the_last_precedent_cannot_be_removed(request: pytest.FixtureRequest, tm
         assert refused.value.reason == "LIBRARY_EMPTY"
 
 
-def test_pictures_are_those_stored(place: Place, tmp_path: Path) -> None:
+def test_pictures_are_those_stored(place, tmp_path):
     from retrieval.library.thumbnails import frame_of
 
     library = drawn_library(tmp_path / "again", 7, 40)
@@ -235,7 +227,7 @@ def test_pictures_are_those_stored(place: Place, tmp_path: Path) -> None:
     assert shown == [*(None if jpeg is None else frame_of(jpeg) for jpeg in stored.values()), None, None]
 
 
-def test_a_restored_meme_gets_its_picture_back(place: Place) -> None:
+def test_a_restored_meme_gets_its_picture_back(place):
     meme, vector, _ = drawn_meme(random.Random(2), "new")
     jpeg = shrink(picture_of(PICTURES[1] or b"").frames[0])
     place.writer.add(meme, vector, jpeg, **MADE_BY)
@@ -251,18 +243,18 @@ def test_a_restored_meme_gets_its_picture_back(place: Place) -> None:
 
 
 @pytest.mark.parametrize("options", [{"alpha": 1.5}, {"alpha": float("nan")}, {"exhibits": -1}, {"tally": -1}])
-def test_invalid_searches_are_refused(place: Place, options: dict[str, Any]) -> None:
+def test_invalid_searches_are_refused(place, options):
     with pytest.raises(ValueError, match=r"alpha|negative"):
         place.find("cat", **options)
 
 
-def test_binding_copies_follow_every_change(place: Place) -> None:
+def test_binding_copies_follow_every_change(place):
     names = [f"drawn-{number}" for number in range(20)]
     memes = [meme for name in names if (meme := place.writer.meme(name)) is not None and meme.text]
     meme = next(meme for meme in memes if meme.pixels_sha256)
     other = Label.NOT_HARMFUL if meme.harmful else Label.HARMFUL
 
-    def copies(text: str | None = meme.text, pixels: str = meme.pixels_sha256) -> list[tuple[str, Label, str]]:
+    def copies(text=meme.text, pixels=meme.pixels_sha256):
         place.find("cat")  # swaps a changed library on disk
         found = asyncio.run(place.finder.copies(pixels_sha256=pixels, text=text))
         return [(copy.id, copy.label, copy.who) for copy in found]

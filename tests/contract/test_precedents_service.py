@@ -1,13 +1,11 @@
 """The contract of memecourt.v1.Precedents over a real channel, for a library on disk and one in PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,7 +23,6 @@ from memecourt.v1.court_pb2_grpc import PrecedentsStub
 from retrieval.library import journal, storage
 from retrieval.library.changes import ChangeKind
 from retrieval.library.library import Library
-from retrieval.library.manifest import LabelledMeme
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
 from retrieval.library.writer import LibraryWriter
@@ -58,7 +55,7 @@ PICTURE = png_of((250, 5, 5), (5, 250, 5), (5, 5, 250))
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def drawn(tmp_path_factory):
     """Forty memes of a data set, and five of namespaces."""
     library = drawn_library(tmp_path_factory.mktemp("drawn"), 7, 40)
     writer, draw = LibraryWriter(library), random.Random(3)
@@ -72,7 +69,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 @pytest.fixture(params=["disk", "database"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, drawn: Library) -> Path | Address:
+def place(request, tmp_path, drawn):
     """A library of the test's own."""
     if request.param == "disk":
         return copied(drawn, tmp_path)
@@ -82,11 +79,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, drawn: Library) -> Pat
 
 
 @pytest.fixture
-def on_disk(tmp_path: Path, drawn: Library) -> Path:
+def on_disk(tmp_path, drawn):
     return copied(drawn, tmp_path)
 
 
-def copied(library: Library, to: Path) -> Path:
+def copied(library, to):
     import shutil
 
     shutil.copytree(library.root, to / "library")
@@ -101,21 +98,21 @@ class Scene:
     service: PrecedentsService
     channel: grpc.aio.Channel
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.stub = PrecedentsStub(self.channel)
 
-    async def found(self, caller: str = "", **fields: Any) -> wire.SearchPrecedentsResponse:
+    async def found(self, caller="", **fields):
         request = wire.SearchPrecedentsRequest(**{"text": "cat", **fields})
         answer: wire.SearchPrecedentsResponse = await self.stub.SearchPrecedents(
             request, timeout=TIMEOUT, metadata=caller_metadata(caller)
         )
         return answer
 
-    async def ids(self, caller: str = "", **fields: Any) -> list[str]:
+    async def ids(self, caller="", **fields):
         """Returns the ids of all precedents found."""
         return [one.id for one in (await self.found(caller, k=1000, **fields)).precedents]
 
-    async def added(self, caller: str = "", **fields: Any) -> wire.AddPrecedentResponse:
+    async def added(self, caller="", **fields):
         defaults = {"id": "new", "text": "quite unheard of", "label": wire.LABEL_HARMFUL, "why": "as was decided",
                  "who": "" if caller else "bea"}  # fmt: skip
         request = wire.AddPrecedentRequest(**{**defaults, **fields})
@@ -124,33 +121,33 @@ class Scene:
         )
         return answer
 
-    async def removed(self, id_: str, caller: str = "", **fields: Any) -> int:
+    async def removed(self, id_, caller="", **fields):
         defaults = {"why": "it is out of date", "who": "" if caller else "bea"}
         request = wire.RemovePrecedentRequest(id=id_, **{**defaults, **fields})
         return int((await self.stub.RemovePrecedent(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).change)
 
-    async def relabelled(self, id_: str, label: Any, caller: str = "", **fields: Any) -> int:
+    async def relabelled(self, id_, label, caller="", **fields):
         defaults = {"why": "it was wrong", "who": "" if caller else "bea"}
         request = wire.RelabelPrecedentRequest(id=id_, label=label, **{**defaults, **fields})
         return int(
             (await self.stub.RelabelPrecedent(request, timeout=TIMEOUT, metadata=caller_metadata(caller))).change
         )
 
-    async def library(self) -> wire.GetLibraryResponse:
+    async def library(self):
         answer: wire.GetLibraryResponse = await self.stub.GetLibrary(wire.GetLibraryRequest(), timeout=TIMEOUT)
         return answer
 
-    def history(self, *ids: str) -> list[Any]:
+    def history(self, *ids):
         with open_writer(self.place) as writer:
             return writer.history(*ids)
 
-    def meme(self, id_: str) -> LabelledMeme | None:
+    def meme(self, id_):
         with open_writer(self.place) as writer:
             return writer.meme(id_)
 
 
 @asynccontextmanager
-async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = None) -> AsyncIterator[Scene]:
+async def a_scene(place, *, pictures=None, finder=None):
     own = finder is None
     following = None
     if isinstance(place, Address):
@@ -176,11 +173,11 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
             finder.close()
 
 
-def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
+def play(place, work, **options):
     return run_within(a_scene(place, **options), work)
 
 
-async def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path | Address, drawn: Library) -> None:
+async def test_the_nearest_precedents_are_returned_with_all_their_fields(place, drawn):
     picture = PICTURES[1] or b""
     async with a_scene(place) as it:
         both, text, image, all_text, no_text = [
@@ -213,7 +210,7 @@ async def test_the_nearest_precedents_are_returned_with_all_their_fields(place: 
     assert image.precedents[0].picture_similarity == pytest.approx(1)
 
 
-async def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Address) -> None:
+async def test_excluded_precedents_and_duplicates_are_left_out(place):
     async with a_scene(place) as it:
         everything = await it.ids()
         left_out = await it.found(k=1000, exclude=[everything[0], everything[3], "no such id"])
@@ -225,7 +222,7 @@ async def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Add
         assert not twins & set(await it.ids(leave_out_duplicates=True))
 
 
-def matches(precedent_filter: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
+def matches(precedent_filter, meme):
     """Implements the filter's contract in the simplest way."""
     if meme.added is None and (precedent_filter.HasField("since") or precedent_filter.HasField("until")):
         return False
@@ -241,7 +238,7 @@ def matches(precedent_filter: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
     )
 
 
-def stamp(at: datetime) -> Timestamp:
+def stamp(at):
     stamped = Timestamp()
     stamped.FromDatetime(at)
     return stamped
@@ -268,8 +265,8 @@ FILTERS = (
 )
 
 
-async def test_filters_return_exactly_the_matching_precedents(place: Path | Address, drawn: Library) -> None:
-    def identity_of(meme: LabelledMeme) -> object:
+async def test_filters_return_exactly_the_matching_precedents(place, drawn):
+    def identity_of(meme):
         return meme.duplicate_key or meme.id  # of duplicates the nearest is found
 
     async with a_scene(place) as it:
@@ -310,12 +307,12 @@ async def test_filters_return_exactly_the_matching_precedents(place: Path | Addr
         ({"filter": {"until": Timestamp(nanos=-1)}}, ("INVALID_ARGUMENT", "BAD_TIME", "filter.until")),
     ],
 )
-def test_searches_out_of_bounds_are_refused(on_disk: Path, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+def test_searches_out_of_bounds_are_refused(on_disk, fields, expected):
     fields = {**fields, "filter": wire.PrecedentFilter(**fields.get("filter", {}))}
     assert play(on_disk, lambda it: refusal_of(it.found(**fields))).summary == expected
 
 
-async def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
+async def test_the_limits_themselves_are_accepted(on_disk):
     async with a_scene(on_disk) as it:
         searches: list[dict[str, Any]] = [
             {"k": 0}, {"k": 1}, {"k": 1000}, {"alpha": 0.0}, {"alpha": 1.0}, {"text": "x" * 10_000},
@@ -326,7 +323,7 @@ async def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
     assert all_ > 10
 
 
-async def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Path | Address) -> None:
+async def test_an_added_precedent_is_found_and_recorded_in_the_history(place):
     async with a_scene(place) as it:
         before = await it.library()
         fields = {
@@ -359,17 +356,17 @@ async def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Pa
         assert (other.source, other.who, other.has_picture) == ("bea", "bea", False)
 
 
-async def has(it: Scene, id_: str, label: Any = None) -> bool:
+async def has(it, id_, label=None):
     found = {one.id: one.label for one in (await it.found(k=1000)).precedents}
     return id_ in found and label in (None, found[id_])
 
 
-async def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
+async def test_a_removed_precedent_is_no_longer_found(place):
     async with a_scene(place) as it:
         assert await has(it, "of-3")
         assert await it.removed("of-3") == 6
 
-        async def gone() -> bool:
+        async def gone():
             return not await has(it, "of-3")
 
         await until(gone)
@@ -383,7 +380,7 @@ async def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> 
         assert taken.summary == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
 
 
-async def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Address) -> None:
+async def test_a_relabelled_precedent_is_found_with_its_new_label(place):
     async with a_scene(place) as it:
         meme = it.meme("of-1")
         assert meme is not None and not meme.verified
@@ -409,7 +406,7 @@ async def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | 
         assert unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 
 
-async def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
+async def test_concurrent_changes_are_all_made_and_numbered(place):
     async with a_scene(place) as it:
         ids = [f"new-{number}" for number in range(12)]
         answers = await asyncio.gather(*(it.added(id=id_, text=f"unheard {id_}") for id_ in ids))
@@ -449,9 +446,7 @@ async def test_concurrent_changes_are_all_made_and_numbered(place: Path | Addres
         ("forum", {"namespace": ""}, ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "namespace")),
     ],
 )
-async def test_invalid_additions_are_refused_and_change_nothing(
-    on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+async def test_invalid_additions_are_refused_and_change_nothing(on_disk, caller, fields, expected):
     async with a_scene(on_disk) as it:
         refusal, changes = await refusal_of(it.added(caller, **fields)), len(it.history())
     assert refusal.summary == expected
@@ -470,9 +465,7 @@ async def test_invalid_additions_are_refused_and_change_nothing(
         ("ada", {"who": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "who")),
     ],
 )
-async def test_invalid_changes_are_refused_and_change_nothing(
-    on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+async def test_invalid_changes_are_refused_and_change_nothing(on_disk, caller, fields, expected):
     arguments = {"id_": "of-1", "caller": caller, **fields}
     async with a_scene(on_disk) as it:
         refusals = [await refusal_of(it.removed(**arguments)), await refusal_of(it.relabelled(label=1, **arguments))]
@@ -482,12 +475,12 @@ async def test_invalid_changes_are_refused_and_change_nothing(
 
 
 @pytest.mark.parametrize("label", [0, 3, 99])
-def test_invalid_labels_are_refused(on_disk: Path, label: Any) -> None:
+def test_invalid_labels_are_refused(on_disk, label):
     refusal = play(on_disk, lambda it: refusal_of(it.relabelled("of-1", label)))
     assert refusal.summary == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
 
 
-async def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Path | Address) -> None:
+async def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place):
     async with a_scene(place) as it:
         everybodys = {f"drawn-{number}" for number in range(40)} | {"of-4"}
         visible = set(await it.ids("forum"))
@@ -516,7 +509,7 @@ async def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(plac
         assert await it.removed("of-3", "shop") == 9
 
 
-def test_the_library_is_described(place: Path | Address, drawn: Library) -> None:
+def test_the_library_is_described(place, drawn):
     description = play(place, lambda it: it.library())
     assert (description.library.name, description.library.digest, description.library.size) == (
         "drawn",
@@ -528,8 +521,8 @@ def test_the_library_is_described(place: Path | Address, drawn: Library) -> None
     assert (description.alpha, description.voters) == (TUNING.alpha, TUNING.vote.k)
 
 
-async def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
-    async def work(it: Scene) -> tuple[list[Refusal], int]:
+async def test_pictures_are_decoded_in_the_guarded_reader(on_disk):
+    async def work(it):
         hostile = (b"<svg xmlns='http://www.w3.org/2000/svg'/>", PICTURE[:20])
         refusals = [await refusal_of(it.found(image=one)) for one in hostile]
         refusals += [await refusal_of(it.added(image=one)) for one in hostile]
@@ -546,8 +539,8 @@ async def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None
     assert change == 6
 
 
-async def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+async def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk, monkeypatch):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     async with a_scene(on_disk) as it:
@@ -558,9 +551,7 @@ async def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, mon
         assert refusal.summary == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
 
 
-async def test_a_library_locked_by_another_writer_is_unavailable(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_library_locked_by_another_writer_is_unavailable(on_disk, monkeypatch):
     from retrieval.library import writer
 
     monkeypatch.setattr(writer, "_WAIT_S", 0.1)
@@ -582,10 +573,8 @@ async def test_a_library_locked_by_another_writer_is_unavailable(
         (RuntimeError("/secret/path"), ("INTERNAL", "INTERNAL", "")),
     ],
 )
-def test_errors_of_a_search_are_distinguished(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: tuple[str, ...]
-) -> None:
-    async def find(*_: object, **__: object) -> None:
+def test_errors_of_a_search_are_distinguished(on_disk, monkeypatch, error, expected):
+    async def find(*_, **__):
         raise error
 
     monkeypatch.setattr(LibraryFinder, "find", find)
@@ -594,7 +583,7 @@ def test_errors_of_a_search_are_distinguished(
     assert "secret" not in refusal.message
 
 
-async def test_a_caller_that_leaves_a_search_affects_no_other(on_disk: Path) -> None:
+async def test_a_caller_that_leaves_a_search_affects_no_other(on_disk):
     async with a_scene(on_disk) as it:
         call = it.stub.SearchPrecedents(wire.SearchPrecedentsRequest(text="cat"), timeout=TIMEOUT)
         call.cancel()
@@ -611,18 +600,16 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
 }
 
 
-def test_every_method_is_covered_here() -> None:
+def test_every_method_is_covered_here():
     assert set(CALLS) == {method.name for method in wire.DESCRIPTOR.services_by_name["Precedents"].methods}
 
 
 @pytest.mark.parametrize("name", ["AddPrecedent", "RemovePrecedent", "RelabelPrecedent"])
-def test_a_change_that_may_be_stored_is_not_offered_for_retry(
-    on_disk: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_change_that_may_be_stored_is_not_offered_for_retry(on_disk, monkeypatch, name):
     """The library fails just after the change is made."""
     made = LibraryWriter._made
 
-    def lost(self: LibraryWriter, plan: Any) -> None:
+    def lost(self, plan):
         made(self, plan)
         raise Unavailable("The library is away.", reason="LIBRARY_UNAVAILABLE")
 
@@ -633,13 +620,13 @@ def test_a_change_that_may_be_stored_is_not_offered_for_retry(
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> None:
+async def test_calls_outside_a_session_are_unavailable(on_disk, name):
     async with a_scene(on_disk) as it:
         it.service.close()
         assert (await refusal_of(CALLS[name](it))).summary == ("UNAVAILABLE", "CLOSING", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) -> None:
+def test_a_court_without_a_library_refuses_every_call(on_disk, name):
     refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)), finder=FakeFinder(findings([H])))
     assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")

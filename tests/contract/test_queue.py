@@ -1,7 +1,5 @@
 """Consumers on real brokers: each meme ends in one answer or one dead letter, whatever happens on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -37,18 +37,8 @@ from serving.rpc.judge import CourtService
 from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
+from tests.support import fakes
 from tests.support.cast import Cast, full_court
-from tests.support.fakes import (
-    LIBRARY,
-    FakeReader,
-    H,
-    RecordingSink,
-    a_meme,
-    a_picture,
-    findings,
-    forwarding_sink,
-    precedent,
-)
 from tests.support.playing import run_within, until
 from tests.support.telemetry import attributes_of, calls_of, described, logging_as, running_collector
 
@@ -72,7 +62,7 @@ class ScriptedService:
     def __init__(self, telemetry, court):
         self.telemetry = telemetry
         self.court = court
-        self.picture = a_picture()
+        self.picture = fakes.a_picture()
         self.records = []
         self.asked = asyncio.Event()
 
@@ -114,7 +104,9 @@ class ScriptedService:
             trace_id=self.telemetry.trace_id(),
         )
         # As the trial runner does it: in a task of its own, which callers may share.
-        self.records.append(await asyncio.create_task(self.court.run(case, forwarding_sink(self.telemetry.watch))))
+        self.records.append(
+            await asyncio.create_task(self.court.run(case, fakes.forwarding_sink(self.telemetry.watch)))
+        )
         return wire.JudgeResponse(trace_id=self.telemetry.trace_id())
 
     async def watch(self, request, context):
@@ -433,13 +425,13 @@ def test_a_failed_trial_s_span_has_step_and_reason(collector):
 
 
 def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
-    case = TrialCase("t", a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
-    whole = asyncio.run(a_court().run(case, RecordingSink()))
+    case = TrialCase("t", fakes.a_meme(), Procedure.FULL, trace_id=TRACE, request_id="r-1")
+    whole = asyncio.run(a_court().run(case, fakes.RecordingSink()))
     cut = TrialRecord.of(whole.events[:8])
 
     async def work(it):
         it.telemetry.resuming(cut)
-        return await it.stand.court.resume(cut, a_picture(), it.telemetry.watch)
+        return await it.stand.court.resume(cut, fakes.a_picture(), it.telemetry.watch)
 
     record = play(work, traces=True)
     (trial,) = collector.named("invoke_workflow")
@@ -568,9 +560,9 @@ def a_picture_file(color):
 
 
 def marked_court():
-    found = findings([H] * 5)
+    found = fakes.findings([fakes.H] * 5)
     exhibits = tuple(
-        precedent(place, H, categories=(MARKED["category"],)).model_copy(
+        fakes.precedent(place, fakes.H, categories=(MARKED["category"],)).model_copy(
             update={"id": f"{MARKED['precedent']}-{place}", "text": MARKED["precedent"], "source": MARKED["source"]}
         )
         for place in range(3)
@@ -583,7 +575,7 @@ def marked_court():
         "summarise": {"summary": MARKED["said"], "justification": MARKED["said"]},
     }
     cast = Cast(rounds=2, **{task: lambda _, line=line: line for task, line in replies.items()})
-    return a_court(cast, found=found, reader=FakeReader(MARKED["read"]))
+    return a_court(cast, found=found, reader=fakes.FakeReader(MARKED["read"]))
 
 
 @asynccontextmanager
@@ -686,7 +678,7 @@ async def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(col
     assert total("memecourt_stream_responses_total", code="INVALID_ARGUMENT") == 2
     assert total("memecourt_texts_total", source="OCR") == 1 and total("memecourt_texts_total", source="CALLER") == 2
     assert total("memecourt_picture_decode_duration_seconds_count") >= 3
-    assert total("memecourt_library_precedents") == LIBRARY.size
+    assert total("memecourt_library_precedents") == fakes.LIBRARY.size
     assert total("memecourt_running_trials") == total("memecourt_waiting_requests") == 0
 
     # Every record names the trace of its trial's span, which is a child of the call's span.

@@ -1,13 +1,8 @@
 """The contract of WatchReviews over a real channel: pipelines are notified of reviews of their verdicts."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +13,7 @@ from serving.docket.errors import DocketError
 from serving.docket.open import Docket
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.trials import SqlTrialReader
-from tests.support.docket_service import AT, TIMEOUT, Scene, a_scene
+from tests.support.docket_service import AT, TIMEOUT, a_scene
 from tests.support.playing import run_within
 from tests.support.service_calls import caller_metadata, refusal_of
 
@@ -26,16 +21,16 @@ OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_H
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     return tmp_path / "docket.sqlite"
 
 
-def play(place: Path, work: Any) -> Any:
+def play(place, work):
     return run_within(a_scene(place, docket=Docket.open(place)), work)
 
 
 @asynccontextmanager
-async def watching(it: Scene, caller: str = "", **fields: Any) -> AsyncIterator[Any]:
+async def watching(it, caller="", **fields):
     call = it.stub.WatchReviews(wire.WatchReviewsRequest(**fields), metadata=caller_metadata(caller))
     try:
         yield call
@@ -43,15 +38,15 @@ async def watching(it: Scene, caller: str = "", **fields: Any) -> AsyncIterator[
         call.cancel()
 
 
-async def read_responses(call: Any, count: int) -> Sequence[wire.WatchReviewsResponse]:
+async def read_responses(call, count):
     async with asyncio.timeout(TIMEOUT):
         return [await call.read() for _ in range(count)]
 
 
-def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_watchers_is_limited(place, monkeypatch):
     monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 2)
 
-    async def work(it: Scene) -> Any:
+    async def work(it):
         await it.tried("t-1")
         async with watching(it) as first, watching(it) as second:
             await read_responses(first, 1)
@@ -72,7 +67,7 @@ def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.Monk
     assert refusal.summary == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
 
 
-async def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> None:
+async def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("t-1", namespace="forum")
         async with watching(it) as call:
@@ -88,7 +83,7 @@ async def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) 
     assert response.next_entry == size == 4
 
 
-async def test_resuming_from_next_entry_yields_each_review_once_in_order(place: Path) -> None:
+async def test_resuming_from_next_entry_yields_each_review_once_in_order(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         for number in range(12):
             await it.tried(f"t-{number:02}")
@@ -104,13 +99,13 @@ async def test_resuming_from_next_entry_yields_each_review_once_in_order(place: 
         assert reasons == [f"reason {number}" for number in range(12)]
 
 
-async def _review_all(it: Scene, count: int) -> None:
+async def _review_all(it, count):
     for number in range(count):
         await it.reviewed(f"t-{number:02}", reason=f"reason {number}")
         await asyncio.sleep(0.01 * (number % 3))
 
 
-async def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> None:
+async def test_watching_only_new_reviews_or_only_overrulings(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         for name in ("a", "b", "c", "d"):
             await it.tried(name)
@@ -132,7 +127,7 @@ async def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> Non
         )
 
 
-async def test_reviews_of_other_servers_and_consoles_are_streamed_too(place: Path) -> None:
+async def test_reviews_of_other_servers_and_consoles_are_streamed_too(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         async with watching(it) as call, a_scene(place, docket=Docket.open(place)) as other:
@@ -142,7 +137,7 @@ async def test_reviews_of_other_servers_and_consoles_are_streamed_too(place: Pat
             assert str(response.reviewed.review.reason) == "elsewhere"
 
 
-async def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Path) -> None:
+async def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("own", namespace="forum")
         await it.tried("other", namespace="shop")
@@ -158,25 +153,23 @@ async def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Pat
     assert [one.next_entry for one in responses] == sorted({one.next_entry for one in responses})
 
 
-async def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
+async def test_a_start_beyond_the_log_s_end_is_refused(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         call = it.stub.WatchReviews(wire.WatchReviewsRequest(from_entry=4), timeout=TIMEOUT)
         assert (await refusal_of(_first(call))).summary == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
 
 
-async def _first(call: Any) -> Any:
+async def _first(call):
     async for response in call:
         return response
 
 
 @pytest.mark.parametrize("altered", ["the review", "its kind", "the trial"])
-async def test_altered_reviews_are_skipped_with_a_log_line(
-    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
-) -> None:
+async def test_altered_reviews_are_skipped_with_a_log_line(place, monkeypatch, caplog, altered):
     entries, record = TransparencyLog.entries, SqlTrialReader.record
 
-    async def read(self: TransparencyLog, *arguments: Any) -> Any:
+    async def read(self, *arguments):
         page = list(await entries(self, *arguments))
         if page and altered == "the review":
             page[0] = replace(page[0], body="{}")
@@ -184,7 +177,7 @@ async def test_altered_reviews_are_skipped_with_a_log_line(
             page[0] = replace(page[0], body=(await entries(self, 0, 1))[0].body)
         return page
 
-    async def recall(self: SqlTrialReader, trial_id: str) -> Any:
+    async def recall(self, trial_id):
         if trial_id == "a" and altered == "the trial":
             raise DocketError("What is kept is no record.")
         return await record(self, trial_id)
@@ -200,7 +193,7 @@ async def test_altered_reviews_are_skipped_with_a_log_line(
     assert "the review in it is not told" in caplog.text
 
 
-async def test_closing_the_court_ends_watches(place: Path) -> None:
+async def test_closing_the_court_ends_watches(place):
     async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         async with watching(it) as call:

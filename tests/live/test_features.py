@@ -34,7 +34,7 @@ WORD = {
 
 
 @asynccontextmanager
-async def vllm_with(python: Path, model: Path, *flags: str):
+async def vllm_with(python, model, *flags):
     """Starts a vLLM with extra flags; yields a client that has probed its capabilities."""
     settings = vllm_cpu.settings(python, model)
     async with VllmServer(settings.model_copy(update={"flags": (*settings.flags, *flags)})) as server:

@@ -41,7 +41,7 @@ HYBRID = {
 }
 
 
-def write(kind: str, folder: Path) -> None:
+def write(kind, folder):
     """Replaces the weights and the configuration of the model in a folder."""
     original = json.loads((folder / "config.json").read_text())
     names = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -3,8 +3,6 @@
 A meme suits some models better than others in all battles over it, which a bootstrap over battles can't capture.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

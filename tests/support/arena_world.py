@@ -4,8 +4,6 @@ Each answer states its quality (``quality=…``) and its author (``voice=…``).
 answer with the probability of the Bradley-Terry model; it has no other information.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

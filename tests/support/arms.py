@@ -1,7 +1,5 @@
 """Helpers of tests of arms."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from pathlib import Path
 

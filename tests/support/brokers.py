@@ -1,7 +1,5 @@
 """Real brokers for tests of the queue consumers, behind one interface: Redis and NATS JetStream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

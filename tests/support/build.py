@@ -1,7 +1,5 @@
 """Helpers of tests of build."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripted models for full trials, one per role, so that the prompts of each role can be inspected."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """A review queue of drawn, tame memes in every state that a row of the console can show."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

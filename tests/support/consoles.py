@@ -1,7 +1,5 @@
 """A console on a real docket, for tests of its pages: in this process, or on a port for a browser."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -1,7 +1,5 @@
 """The console's review desk on a docket, and people who use its pages without a browser."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """A review queue on a real docket, and trials to fill it with."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace

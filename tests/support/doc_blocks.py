@@ -1,7 +1,5 @@
 """The commands in the documentation's console blocks, and the reasons why some are not run by tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

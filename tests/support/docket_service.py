@@ -1,7 +1,5 @@
 """Helpers of tests of docket service."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,19 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from court.events import (
-    AnyEvent,
-    MemeIdentity,
-    PolicyReference,
-    Procedure,
-    ReviewOutcome,
-    TextRead,
-    TextSource,
-    TrialFailed,
-    TrialOpened,
-    VerdictGiven,
-    Versions,
-)
+from court import events as happened
 from court.verdict import Label, Strength, Strengths, Verdict
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import DocketStub
@@ -54,10 +40,10 @@ class ReviewCounter:
     """Records the outcomes of reviews reported to telemetry."""
 
     def __init__(self) -> None:
-        self.outcomes: list[ReviewOutcome] = []
+        self.outcomes: list[happened.ReviewOutcome] = []
         self.metrics = self
 
-    def count(self, name: str, outcome: ReviewOutcome) -> None:
+    def count(self, name: str, outcome: happened.ReviewOutcome) -> None:
         assert name == "reviews"
         self.outcomes.append(outcome)
 
@@ -69,7 +55,7 @@ class Scene:
     docket: Any
     service: DocketService
     channel: grpc.aio.Channel
-    counted: list[ReviewOutcome]
+    counted: list[happened.ReviewOutcome]
     changes: list[None]
 
     def __post_init__(self) -> None:
@@ -83,7 +69,7 @@ class Scene:
         namespace: str = "",
         end: Verdict | str | None = HARMFUL,
         text: str = "a tame text",
-        procedure: Procedure = Procedure.SUMMARY,
+        procedure: happened.Procedure = happened.Procedure.SUMMARY,
     ) -> str:
         """Stores a trial that ended in a verdict, failed for a reason, or is open (None)."""
         trial_id = trial_id or str(uuid.uuid4())
@@ -125,25 +111,27 @@ def a_trial(
     namespace: str = "",
     end: Verdict | str | None = HARMFUL,
     text: str = "a tame text",
-    procedure: Procedure = Procedure.SUMMARY,
-) -> list[AnyEvent]:
-    meme = MemeIdentity(
+    procedure: happened.Procedure = happened.Procedure.SUMMARY,
+) -> list[happened.AnyEvent]:
+    meme = happened.MemeIdentity(
         bytes_sha256="a" * 64, pixels_sha256="b" * 64, format="PNG", width=4, height=3, frame_count=1,
         frames_used=(0,), namespace=namespace, content_id=f"content of {trial_id}",
     )  # fmt: skip
-    events: list[AnyEvent] = [
-        TrialOpened(
+    events: list[happened.AnyEvent] = [
+        happened.TrialOpened(
             trial_id=trial_id, seq=0, at=at, procedure=procedure, meme=meme, request_id=f"request of {trial_id}",
-            policy=PolicyReference(id="p", version="1", digest="sha256:0"), settings={},
-            versions=Versions(software="test", settings="sha256:0"),
+            policy=happened.PolicyReference(id="p", version="1", digest="sha256:0"), settings={},
+            versions=happened.Versions(software="test", settings="sha256:0"),
         ),
-        TextRead(trial_id=trial_id, seq=1, at=at, text=text, source=TextSource.CALLER),
+        happened.TextRead(trial_id=trial_id, seq=1, at=at, text=text, source=happened.TextSource.CALLER),
     ]  # fmt: skip
     if isinstance(end, Verdict):
-        events.append(VerdictGiven(trial_id=trial_id, seq=2, at=at, verdict=end))
+        events.append(happened.VerdictGiven(trial_id=trial_id, seq=2, at=at, verdict=end))
     elif end is not None:
         events.append(
-            TrialFailed(trial_id=trial_id, seq=2, at=at, step="text", reason=end, message="gone", retryable=True)
+            happened.TrialFailed(
+                trial_id=trial_id, seq=2, at=at, step="text", reason=end, message="gone", retryable=True
+            )
         )
     return events
 

@@ -1,7 +1,5 @@
 """Drawn, tame memes: captioned photographs and scenes, edited copies of them, and changed captions."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import random

@@ -1,7 +1,5 @@
 """Helpers of tests of encoder apart."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

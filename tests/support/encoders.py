@@ -1,7 +1,5 @@
 """A cheap deterministic encoder without a model: similar words and colours get similar vectors."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Sequence

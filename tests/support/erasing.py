@@ -3,21 +3,7 @@
 import asyncio
 import hashlib
 
-from court.events import (
-    FlipBasis,
-    Flips,
-    FlipsSought,
-    ModelCall,
-    Piece,
-    PieceKind,
-    PrecedentsCited,
-    RawReply,
-    ReviewOutcome,
-    Role,
-    TextRead,
-    TriedWithout,
-    VerdictGiven,
-)
+from court import events as happened
 from court.verdict import Label
 from serving.docket.store.requests import RequestName
 from tests.support.dockets import NOON, append_all, events_of, review_trial
@@ -52,24 +38,31 @@ class Marked:
         )
         whole[0] = opened.model_copy(update={"meme": meme, "request_id": self.request})
         for place, event in enumerate(whole):
-            if isinstance(event, TextRead):
+            if isinstance(event, happened.TextRead):
                 whole[place] = event.model_copy(update={"text": f"{self.text}{self.padding}{self.text}"})
-            if isinstance(event, VerdictGiven):
+            if isinstance(event, happened.VerdictGiven):
                 verdict = event.verdict.model_copy(update={"rationale": f"{self.saying}{self.padding}"})
                 whole[place] = event.model_copy(update={"verdict": verdict, "call": self.call()})
         # What would have flipped it, with a reply of its own.
-        gone = TriedWithout(without=(Piece(kind=PieceKind.TEXT),), label=Label.NOT_HARMFUL, call=self.call())
-        flips = Flips(basis=FlipBasis.RULING, label=Label.HARMFUL, tried=(gone,))
+        gone = happened.TriedWithout(
+            without=(happened.Piece(kind=happened.PieceKind.TEXT),), label=Label.NOT_HARMFUL, call=self.call()
+        )
+        flips = happened.Flips(basis=happened.FlipBasis.RULING, label=Label.HARMFUL, tried=(gone,))
         last = whole[-1]
-        return [*whole, FlipsSought(trial_id=self.trial_id, seq=last.seq + 1, at=last.at, flips=flips)]
+        return [*whole, happened.FlipsSought(trial_id=self.trial_id, seq=last.seq + 1, at=last.at, flips=flips)]
 
     def call(self):
         """Returns a call whose reply is recorded as it came."""
         # Twice, since a database may split a string over two of its pages.
-        reply = RawReply(text=f"{self.reply}{self.padding}{self.reply}")
+        reply = happened.RawReply(text=f"{self.reply}{self.padding}{self.reply}")
         figures = {"tokens_in": 1, "tokens_out": 1, "latency_s": 0.1}
-        return ModelCall(
-            role=Role.JUDGE, model="m", prompt_id="judge/1/judge", prompt_digest="d", replies=(reply,), **figures
+        return happened.ModelCall(
+            role=happened.Role.JUDGE,
+            model="m",
+            prompt_id="judge/1/judge",
+            prompt_digest="d",
+            replies=(reply,),
+            **figures,
         )
 
     def picture(self):
@@ -87,7 +80,7 @@ class Marked:
             docket.verdict_keys.put(self.key, self.trial_id),
             docket.fingerprints.put_fingerprint(self.trial_id, self.look.encode()),
         )
-        await review_trial(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
+        await review_trial(docket, self.trial_id, happened.ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
         # By the link of a notice; the review queue keeps its words.
         await docket.reviews.open_appeal(
             self.trial_id, by="a link", statement=self.objection, reference="notice 1", at=NOON, by_link=True
@@ -97,7 +90,7 @@ class Marked:
         """Appends a later trial that is shown this meme as a precedent."""
         whole = events_of(by)
         for place, event in enumerate(whole):
-            if isinstance(event, PrecedentsCited):
+            if isinstance(event, happened.PrecedentsCited):
                 shown, *more = event.findings.exhibits
                 shown = shown.model_copy(update={"id": self.precedent, "text": self.text})
                 findings = event.findings.model_copy(update={"exhibits": (shown, *more)})

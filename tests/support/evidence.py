@@ -1,7 +1,5 @@
 """A fake source of evidence and a scripted model of the expert witness."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """A server of the contract that does as it is told, on a real socket: for tests that are about who asks it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -17,14 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import (
-    CourtServicer,
-    DocketServicer,
-    PrecedentsServicer,
-    add_CourtServicer_to_server,
-    add_DocketServicer_to_server,
-    add_PrecedentsServicer_to_server,
-)
+from memecourt.v1 import court_pb2_grpc
 
 
 class Refusal(Exception):
@@ -45,7 +36,7 @@ class Refusal(Exception):
         self.status = rpc_status.to_status(status)
 
 
-class FakeCourt(CourtServicer, DocketServicer, PrecedentsServicer):
+class FakeCourt(court_pb2_grpc.CourtServicer, court_pb2_grpc.DocketServicer, court_pb2_grpc.PrecedentsServicer):
     """Asks ``answer`` what to do about each call: it returns the answer or raises a :class:`Refusal`.
 
     ``calls`` counts them by method, ``asked`` has their requests in order, ``at`` when they came (monotonic, seconds),
@@ -138,9 +129,9 @@ def listening(court: FakeCourt, address: str = "127.0.0.1:0", credentials=None) 
     shared = int(not address.endswith(":0"))
     options = [("grpc.so_reuseport", shared), ("grpc.http2.min_ping_interval_without_data_ms", 100)]
     server = grpc.server(ThreadPoolExecutor(16), options=options)
-    add_CourtServicer_to_server(court, server)
-    add_DocketServicer_to_server(court, server)
-    add_PrecedentsServicer_to_server(court, server)
+    court_pb2_grpc.add_CourtServicer_to_server(court, server)
+    court_pb2_grpc.add_DocketServicer_to_server(court, server)
+    court_pb2_grpc.add_PrecedentsServicer_to_server(court, server)
     port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
     return server, f"127.0.0.1:{port}"

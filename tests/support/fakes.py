@@ -1,63 +1,50 @@
 """Fakes of a trial's ports, for tests of the trial rather than of OCR or search."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
 
+from court import precedents
 from court.events import AnyEvent, NearDuplicate, TextLine
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.ports import EventListener, EventSink, Reading
-from court.precedents import (
-    Findings,
-    LibraryIdentity,
-    MinSimilarity,
-    Precedent,
-    Relation,
-    RiskCurve,
-    RiskPoint,
-    Search,
-    TallyEntry,
-    VoteSettings,
-)
 from court.verdict import Label
 
 H, N = Label.HARMFUL, Label.NOT_HARMFUL
 
-LIBRARY = LibraryIdentity(name="test", digest="sha256:0", size=100, encoder="test encoder", with_picture=100)
-VOTE = VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.5)
-RISK = RiskCurve(
+LIBRARY = precedents.LibraryIdentity(name="test", digest="sha256:0", size=100, encoder="test encoder", with_picture=100)
+VOTE = precedents.VoteSettings(k=5, tau=0.1, prior=0.5, prior_weight=0.5)
+RISK = precedents.RiskCurve(
     n=99,
     points=(
-        RiskPoint(rate=0.0, cutoff=0.5, risk=0.2, error=0.2),
-        RiskPoint(rate=0.2, cutoff=0.4, risk=0.1, error=0.125),
-        RiskPoint(rate=0.6, cutoff=0.2, risk=0.02, error=0.05),
+        precedents.RiskPoint(rate=0.0, cutoff=0.5, risk=0.2, error=0.2),
+        precedents.RiskPoint(rate=0.2, cutoff=0.4, risk=0.1, error=0.125),
+        precedents.RiskPoint(rate=0.6, cutoff=0.2, risk=0.02, error=0.05),
     ),
 )
 
 
 def precedent(
     place: int, label: Label, text: float | None = 0.8, picture: float | None = 0.8, categories: tuple[str, ...] = ()
-) -> Precedent:
+) -> precedents.Precedent:
     """Returns a precedent with the same similarity in both halves."""
     halves = [s for s in (text, picture) if s is not None]
-    return Precedent(
+    return precedents.Precedent(
         id=f"p{place}",
         label=label,
         text=f"text of p{place}",
         similarity=sum(halves) / 2,
         text_similarity=text,
         picture_similarity=picture,
-        relation=Relation.SIMILAR,
+        relation=precedents.Relation.SIMILAR,
         categories=categories,
     )
 
 
 def findings(
     labels: Sequence[Label], *, text: float | None = 0.8, picture: float | None = 0.8, **changes: object
-) -> Findings:
+) -> precedents.Findings:
     """Returns the result of a search: precedents with these labels, each a little less similar than the one before."""
     found = [
         precedent(i, label, None if text is None else text - i / 100, None if picture is None else picture - i / 100)
@@ -65,16 +52,16 @@ def findings(
     ]
     values = {
         "library": LIBRARY,
-        "search": Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
-        "floors": MinSimilarity(text=0.3, picture=0.5),
+        "search": precedents.Search(alpha_asked=0.5, alpha=0.5, has_text=True, has_picture=True, exhibits=3, tally=25),
+        "floors": precedents.MinSimilarity(text=0.3, picture=0.5),
         "exhibits": tuple(found[:3]),
         "nearest_harmful": next((p for p in found if p.label is H), None),
         "nearest_benign": next((p for p in found if p.label is N), None),
-        "tally": tuple(TallyEntry(id=p.id, label=p.label, similarity=p.similarity) for p in found),
+        "tally": tuple(precedents.TallyEntry(id=p.id, label=p.label, similarity=p.similarity) for p in found),
         "vote_settings": VOTE,
         "risk": RISK,
     }
-    return Findings(**{**values, **changes})
+    return precedents.Findings(**{**values, **changes})
 
 
 class FakeFinder:
@@ -82,11 +69,11 @@ class FakeFinder:
 
     library = LIBRARY
 
-    def __init__(self, result: Findings | Exception) -> None:
+    def __init__(self, result: precedents.Findings | Exception) -> None:
         self.result = result
         self.asked: list[dict[str, object]] = []
 
-    async def find(self, **query: object) -> Findings:
+    async def find(self, **query: object) -> precedents.Findings:
         self.asked.append(query)
         if isinstance(self.result, Exception):
             raise copy(self.result)  # a copy, as a raised exception keeps its traceback

@@ -1,7 +1,5 @@
 """HTTP/2 flood attacks on a server, run in a process of their own; imports little, to start quickly."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

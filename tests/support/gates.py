@@ -1,7 +1,5 @@
 """Fake admission control: each call may bring a gate of its own, which the test opens and closes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Golden copies of the figures that commands print as JSON, so that no figure moves unseen."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

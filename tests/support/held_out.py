@@ -5,8 +5,6 @@ twelve in each of eight languages. ``SEEN`` and ``HELD_OUT`` are harmless and re
 judges, rules, systems, recipes, JSON; only the former were seen.
 """
 
-from __future__ import annotations
-
 from tests.support.paths import read_texts
 
 STEERING: dict[str, list[str]] = read_texts("held_out")["STEERING"]

@@ -1,7 +1,5 @@
 """Trials in which every field that strangers or models control is markup or script, none of which may take effect."""
 
-from __future__ import annotations
-
 from court.events import VerdictGiven
 from tests.support.paths import read_texts
 from tests.support.shown_trials import drawn_picture, full_trial

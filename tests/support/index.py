@@ -1,7 +1,5 @@
 """Helpers of tests of index."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@
 fence's mark, which an attacker can't know but a model that has seen it may repeat.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

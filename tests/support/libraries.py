@@ -1,7 +1,5 @@
 """Libraries of few words and colours with many ties in similarity, which make the order of results hard."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers of tests of library."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping

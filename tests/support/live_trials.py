@@ -1,7 +1,5 @@
 """Full trials of drawn memes at a model server that is not ours, and what must be so of any."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

@@ -1,22 +1,12 @@
 """An in-memory log, and checks of an auditor that the service itself does not need."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 
 from court.events import AnyEvent
+from serving.docket.log import merkle
 from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, check, commitment_to
 from serving.docket.log.errors import BadProof
-from serving.docket.log.merkle import (
-    EMPTY_ROOT,
-    Frontier,
-    ReadNode,
-    TileNodes,
-    inclusion_proof,
-    node_hash,
-    tile_updates,
-)
 from serving.docket.log.notes import Checkpoint, SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.store.log_queries import nodes
 from tests.support.dockets import NOON
@@ -36,14 +26,14 @@ class MemoryLog:
     def __init__(self, name: str = "court.example/docket") -> None:
         self.key = SigningKey.create(name)
         self.entries: list[Entry] = []
-        self._frontier = Frontier()
+        self._frontier = merkle.Frontier()
         self.tiles: dict[tuple[int, int], bytes] = {}
 
     def add(self, kind: str, body: str, trial_id: str = "", seq: int = -1, at: str = AT) -> Entry:
         """Appends an entry."""
         entry = make_entry(len(self.entries), kind=kind, trial_id=trial_id, seq=seq, at=at, body=body)
         self.entries.append(entry)
-        for piece in tile_updates(self._frontier.append(entry.leaf())):
+        for piece in merkle.tile_updates(self._frontier.append(entry.leaf())):
             tile = (piece.level, piece.index)
             self.tiles[tile] = self.tiles.get(tile, b"") + piece.hashes
         return entry
@@ -62,9 +52,9 @@ class MemoryLog:
         """Returns the state from which a docket continues its log."""
         return self._frontier.to_bytes()
 
-    def read(self) -> TileNodes:
+    def read(self) -> merkle.TileNodes:
         """Returns a reader of the tree's nodes."""
-        return TileNodes(lambda level, index: self.tiles[level, index])
+        return merkle.TileNodes(lambda level, index: self.tiles[level, index])
 
     def checkpoint(self) -> str:
         """Signs a checkpoint over all entries."""
@@ -76,10 +66,10 @@ class MemoryLog:
 
     def proof(self, number: int) -> list[bytes]:
         """Returns an entry's inclusion proof in the current log."""
-        return inclusion_proof(number, len(self.entries), self.read())
+        return merkle.inclusion_proof(number, len(self.entries), self.read())
 
 
-def root_at(size: int, read: ReadNode) -> bytes:
+def root_at(size: int, read: merkle.ReadNode) -> bytes:
     """Computes the root hash over the first ``size`` leaves (RFC 6962 §2.1)."""
 
     def root(start: int, end: int) -> bytes:
@@ -87,9 +77,9 @@ def root_at(size: int, read: ReadNode) -> bytes:
         if end - start == 1 << level:
             return read(level, start >> level)
         middle = start + (1 << level)
-        return node_hash(root(start, middle), root(middle, end))
+        return merkle.node_hash(root(start, middle), root(middle, end))
 
-    return root(0, size) if size else EMPTY_ROOT
+    return root(0, size) if size else merkle.EMPTY_ROOT
 
 
 def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]) -> None:
@@ -102,7 +92,7 @@ def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, pro
     if not 0 <= old <= new:
         raise wrong
     if old in (0, new):
-        roots = {old_root, new_root} if old == new else {old_root, EMPTY_ROOT}
+        roots = {old_root, new_root} if old == new else {old_root, merkle.EMPTY_ROOT}
         if proof or len(roots) != 1:
             raise wrong
         return
@@ -119,13 +109,13 @@ def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, pro
         if last == 0:
             raise wrong
         if position & 1 or position == last:
-            old_found = node_hash(sibling, old_found)
-            new_found = node_hash(sibling, new_found)
+            old_found = merkle.node_hash(sibling, old_found)
+            new_found = merkle.node_hash(sibling, new_found)
             while not position & 1 and position:
                 position >>= 1
                 last >>= 1
         else:
-            new_found = node_hash(new_found, sibling)
+            new_found = merkle.node_hash(new_found, sibling)
         position >>= 1
         last >>= 1
     if last or old_found != old_root or new_found != new_root:
@@ -136,7 +126,7 @@ async def checked_log(docket):
     """Verifies the log from its entries up, and returns entries, roots and key."""
     entries = await docket.log.entries(0, 10**6)
     assert [entry.number for entry in entries] == list(range(await docket.log.size()))
-    tree = Frontier()
+    tree = merkle.Frontier()
     roots = [tree.root()]
     for entry in entries:
         check(entry)

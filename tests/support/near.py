@@ -1,7 +1,5 @@
 """Helpers of tests of near."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime

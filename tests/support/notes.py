@@ -1,7 +1,5 @@
 """Helpers of tests of notes."""
 
-from __future__ import annotations
-
 ENOCH_PUBLIC = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
 TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
 PETER_SIGNED = (

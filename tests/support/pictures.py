@@ -1,7 +1,5 @@
 """Pictures for tests, drawn in code: tame, small, and with known colours."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Running work within a context, and polling for conditions."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -4,8 +4,6 @@ PostgreSQL refuses to run as root, so root runs it as ``nobody``. It listens on 
 port.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A synthetic world for the probe: memes about invented groups, controllers, and a target with one weakness."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

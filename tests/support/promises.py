@@ -1,7 +1,5 @@
 """The table of promises that ``make test-full`` writes: each with its figure and the result of its tests."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime

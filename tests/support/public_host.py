@@ -1,7 +1,5 @@
 """A host on the internet, played by a server of this process to which connections are led."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

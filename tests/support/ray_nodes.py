@@ -1,7 +1,5 @@
 """A Ray cluster of local processes with its own token; Ray is not loaded into this process."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,8 +3,6 @@
 With ``http`` in the settings they are served over HTTP too.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Webhook receivers on real ports, and settings that name them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

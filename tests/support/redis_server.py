@@ -1,7 +1,5 @@
 """A real Redis server for one test, on a socket in its own folder."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess

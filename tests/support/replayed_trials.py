@@ -3,8 +3,6 @@
 ``python -m tests.support.replayed_trials FOLDER`` writes those that are missing, and never changes existing ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Helpers of tests of report page."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs on disk for tests of the report: records of scripted trials on drawn memes about invented groups."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import io

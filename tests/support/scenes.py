@@ -1,7 +1,5 @@
 """A scene for contract tests: a real server and a real channel; only what a trial leans on is a fake."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import asynccontextmanager
 from copy import copy

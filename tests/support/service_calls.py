@@ -1,7 +1,5 @@
 """Helpers for tests of gRPC services: a server on a real port, named callers, and refusals with their details."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Complete trial records with pictures, written for tests of pages; tame, about invented groups."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Stand-ins of a model server, served from a thread of their own."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 from anyio.from_thread import start_blocking_portal

@@ -1,7 +1,5 @@
 """The sets of texts that measure the detector of prompt injections, by name."""
 
-from __future__ import annotations
-
 from tests.support.held_out import HELD_OUT, SEEN, STEERING
 from tests.support.injections import INJECTIONS, marked
 

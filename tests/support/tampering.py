@@ -1,7 +1,5 @@
 """Attacks by somebody who can write to a docket's tables and pictures, with or without its key."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -10,15 +10,9 @@ from court.trial import Court, TrialCase
 from tests.support.fakes import FakeFinder, FakeReader, H, RecordingSink, a_meme, findings, ticking_clock
 
 SUMMARY = [
-    "TrialOpened",
-    "TextRead",
-    "PrecedentsCited",
-    "Summarised",
-    "SideRested",
-    "Summarised",
-    "SideRested",
+    "TrialOpened", "TextRead", "PrecedentsCited", "Summarised", "SideRested", "Summarised", "SideRested",
     "VerdictGiven",
-]
+]  # fmt: skip
 
 
 def a_court(found=None, reader=None, **settings):

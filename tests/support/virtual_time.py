@@ -4,8 +4,6 @@ Hours of waiting take no time, and durations are exact however busy the machine.
 alone: no sockets, threads or processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

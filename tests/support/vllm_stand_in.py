@@ -4,8 +4,6 @@ It plays the oracle of the synthetic benchmark, and writes its starts and ends t
 ``DIES_AFTER``, it kills itself after that many calls.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _MAIN = """

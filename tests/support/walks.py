@@ -1,7 +1,5 @@
 """Files through which a program runs: those a reader opens to follow it."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ PRODUCT = ["court", "retrieval", "serving", "eval", "proto", "integrations"]
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 
 
-def modules(folder: str) -> list[Path]:
+def modules(folder):
     return [file for file in (ROOT / folder).rglob("*.py") if not GENERATED.search(file.name)]
 
 

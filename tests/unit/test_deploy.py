@@ -1,7 +1,5 @@
 """Deployment files: Kubernetes manifests, Compose file, systemd unit and Containerfile."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

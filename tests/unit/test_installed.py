@@ -1,7 +1,5 @@
 """Installed and imported packages: none with known vulnerabilities, and none that unpickles (SC-1)."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -17,23 +15,10 @@ from tests.support.sizes import FULL
 PACKAGES = ("court", "retrieval", "serving", "eval", "proto/memecourt")
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib", "jsonpickle"}
 FORBIDDEN = {
-    "eval",
-    "exec",
-    "compile",
-    "os.system",
-    "os.popen",
-    "pickle.load",
-    "pickle.loads",
-    "pickle.Unpickler",
-    "marshal.loads",
-    "shelve.open",
-    "yaml.load",
-    "yaml.unsafe_load",
-    "torch.load",
-    "joblib.load",
-    "dill.loads",
+    "eval", "exec", "compile", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler",
+    "marshal.loads", "shelve.open", "yaml.load", "yaml.unsafe_load", "torch.load", "joblib.load", "dill.loads",
     "jsonpickle.decode",
-}
+}  # fmt: skip
 """Calls that execute, or may execute, their input; spelled as in the source."""
 ALLOWED = {("retrieval/embed/clip_weights.py", "torch.load")}
 """Accepted because of ``weights_only=True``, which the test checks."""
@@ -43,7 +28,7 @@ WITH_ADVISORIES = "https://pypi.org/pypi/pillow/9.0.0/json"
 """A release with known vulnerabilities: an index that lists none for it has no advisories for others either."""
 
 
-def dotted(node: ast.expr) -> str:
+def dotted(node):
     """The name of what is called: ``torch.load``; empty for an expression."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
@@ -51,7 +36,7 @@ def dotted(node: ast.expr) -> str:
 
 
 @pytest.mark.slow
-def test_source_never_executes_its_input() -> None:
+def test_source_never_executes_its_input():
     calls: list[tuple[str, str, ast.Call]] = []
     imported = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
@@ -77,7 +62,7 @@ def test_source_never_executes_its_input() -> None:
     assert shells == []
 
 
-def test_court_and_server_import_no_package_that_unpickles() -> None:
+def test_court_and_server_import_no_package_that_unpickles():
     """Checks the modules imported at run time, including transitive imports."""
     program = (
         "import sys, serving.app, serving.cli.judge, retrieval.embed.builtin\n"
@@ -89,7 +74,7 @@ def test_court_and_server_import_no_package_that_unpickles() -> None:
 
 @pytest.mark.promise("SC-1", "0 known vulnerabilities in anything that is installed")
 @pytest.mark.skipif(not FULL, reason="asks PyPI, in make test-full")
-def test_installed_packages_have_no_known_vulnerabilities() -> None:
+def test_installed_packages_have_no_known_vulnerabilities():
     try:
         answer = httpx2.get(WITH_ADVISORIES, timeout=20)
     except httpx2.TransportError:

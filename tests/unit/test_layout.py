@@ -16,17 +16,9 @@ from tests.support.paths import ROOT
 BIN = Path(sys.executable).parent
 PACKAGES = ["court", "retrieval", "serving", "eval", "proto/memecourt"]
 VARIADIC = {
-    "Table",
-    "Index",
-    "select",
-    "op.create_table",
-    "c.line",
-    "_splits",
-    "_git",
-    "struct.pack",
-    "threads.submit",
+    "Table", "Index", "select", "op.create_table", "c.line", "_splits", "_git", "struct.pack", "threads.submit",
     "with_options",
-}
+}  # fmt: skip
 """Functions that take any number of equal arguments (columns, points, options, words of a command)."""
 
 

@@ -1,7 +1,5 @@
 """onnxruntime's telemetry: processes of the court disable it, and leave no user id behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

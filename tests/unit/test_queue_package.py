@@ -1,7 +1,5 @@
 """The consumers' package: parsing of messages, metrics, alerts, dependencies, and the files that start it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

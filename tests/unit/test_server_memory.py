@@ -34,7 +34,7 @@ print((full - resident()) // BYTES)
 """
 
 
-def returned_mib(how: str) -> int:
+def returned_mib(how):
     """MiB, of 64 MiB of freed pictures, that are returned to the system."""
     environment = {**os.environ, "GIVE_BACK": how}
     done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True)
@@ -42,6 +42,6 @@ def returned_mib(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have rules of their own")
-def test_memory_of_pictures_is_returned_to_the_system() -> None:
+def test_memory_of_pictures_is_returned_to_the_system():
     assert returned_mib("yes") >= 60
     assert returned_mib("no") < 10  # shows that the measurement depends on the setting

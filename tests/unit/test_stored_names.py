@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -178,7 +177,7 @@ def metric_lines():
             yield f"{family.name} {family.type} {' '.join(labels.get(family.name, ()))}".rstrip()
 
 
-def tables_of(path) -> Iterator[str]:
+def tables_of(path):
     """Columns of every table of a SQLite file, and the names of its indexes and triggers."""
     with closing(sqlite3.connect(path)) as connection:
         for kind, name in connection.execute(

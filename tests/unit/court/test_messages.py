@@ -7,21 +7,8 @@ from collections import Counter
 
 import pytest
 
+from court import events
 from court.backends.chat.scripted import ScriptedModel
-from court.events import (
-    AnswerGiven,
-    Described,
-    PrecedentsCited,
-    Procedure,
-    QuestionAsked,
-    SideRested,
-    Summarised,
-    TextRead,
-    TrialFailed,
-    TrialOpened,
-    TrialResumed,
-    VerdictGiven,
-)
 from court.meme import Frame
 from court.messages import file_sha256, in_words, quotable
 from court.ports import ChatReply, FinishReason
@@ -106,9 +93,9 @@ def test_rebuilt_messages_match_for_missing_pictures_and_an_empty_text():
         return [Frame(b"the second", 4, 4) if each == "p1" else None for each in ids]
 
     court.finder.pictures = pictures
-    record = stored(asyncio.run(court.run(TrialCase("t", a_meme(""), Procedure.FULL), RecordingSink())))
+    record = stored(asyncio.run(court.run(TrialCase("t", a_meme(""), events.Procedure.FULL), RecordingSink())))
     assert requests_rebuilt(record) == requests_sent(cast)
-    (ruling, odds) = messages_of(record, record.last(VerdictGiven))
+    (ruling, odds) = messages_of(record, record.last(events.VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
     assert [(each.owner, each.frame) for each in shown] == [("meme", 0), ("p1", 0)]
     assert len(odds.requests) == 2 and odds.call.prompt_id == "judge/1/odds"
@@ -117,9 +104,9 @@ def test_rebuilt_messages_match_for_missing_pictures_and_an_empty_text():
 def test_rebuilt_messages_match_for_cascades_with_and_without_a_full_trial():
     cast = Cast(rounds=2)
     settles = SureRange(error=0.05, below=0.2, above=0.8, share=0.5, n=100)
-    unsure = run_trial(cast, procedure=Procedure.CASCADE, found=findings([H, N, H, N, H], settles=settles))
+    unsure = run_trial(cast, procedure=events.Procedure.CASCADE, found=findings([H, N, H, N, H], settles=settles))
     assert requests_rebuilt(unsure) == requests_sent(cast) and cast.calls()
-    settled = run_trial(Cast(), procedure=Procedure.CASCADE, found=findings([H] * 5, settles=settles))
+    settled = run_trial(Cast(), procedure=events.Procedure.CASCADE, found=findings([H] * 5, settles=settles))
     assert not requests_rebuilt(settled)
     summary = stored(hear(a_court()))
     assert not requests_rebuilt(summary)
@@ -182,10 +169,10 @@ def _texts(parts, request):
 def test_resumed_trial_has_a_new_fence_mark_from_there_on(place):
     whole = run_trial(Cast(rounds=3))
     cut = TrialRecord.of(whole.events[:place])
-    assert not isinstance(cut.events[-1], VerdictGiven)
+    assert not isinstance(cut.events[-1], events.VerdictGiven)
     court = dataclasses.replace(full_court(Cast(rounds=3), settings=TrialSettings(overlap=False)), fence_mark=None)
     record = stored(asyncio.run(court.resume(cut, a_picture(), RecordingSink())))
-    marks = [event.fence_mark for event in record.events if isinstance(event, TrialOpened | TrialResumed)]
+    marks = [event.fence_mark for event in record.events if isinstance(event, events.TrialOpened | events.TrialResumed)]
     assert len(set(marks)) == 2 and all(marks)
     assert not inexact_events(record)
     # With the old mark throughout, later calls would not match those sent.
@@ -204,9 +191,9 @@ def test_failed_trial_shows_the_messages_sent_before_the_failure():
     notes = RecordingSink()
     court = full_court(cast, settings=TrialSettings(overlap=False))
     with pytest.raises(Exception, match="could not be used"):
-        asyncio.run(court.run(TrialCase("t", a_meme(), Procedure.FULL), notes))
+        asyncio.run(court.run(TrialCase("t", a_meme(), events.Procedure.FULL), notes))
     record = stored(TrialRecord.of(notes.events))
-    assert record.last(TrialFailed) and not inexact_events(record)
+    assert record.last(events.TrialFailed) and not inexact_events(record)
     assert sum(requests_rebuilt(record).values()) == len(cast.requests("proposer", "accuser", "defender"))
 
 
@@ -221,16 +208,19 @@ def alterations(record):
     yield "picture", altered(record, 0, meme=opened.meme.model_copy(update={"frames": ("0" * 64,)}))
     yield "setting", altered(record, 0, settings={**opened.settings, "swap_sides": True})
     for kind, name in (
-        (TextRead, "text"),
-        (Described, "description"),
-        (QuestionAsked, "question"),
-        (AnswerGiven, "answer"),
+        (events.TextRead, "text"),
+        (events.Described, "description"),
+        (events.QuestionAsked, "question"),
+        (events.AnswerGiven, "answer"),
     ):
         for event in record.all(kind):
             yield f"{name} {event.seq}", altered(record, event.seq, **{name: getattr(event, name) + "."})
     for side in ("ACCUSER", "DEFENDER"):
         last = place_of(
-            record, Summarised, side=side, round=record.events[place_of(record, SideRested, side=side)].rounds
+            record,
+            events.Summarised,
+            side=side,
+            round=record.events[place_of(record, events.SideRested, side=side)].rounds,
         )
         yield f"justification {side}", altered(record, last, justification="another")
     cited = record.precedents
@@ -245,7 +235,7 @@ def alterations(record):
     fewer = cited.findings.model_copy(update={"exhibits": tuple(others)})
     yield "a precedent left out", altered(record, at, findings=fewer)
     yield "vote", altered(record, at, vote=cited.vote.model_copy(update={"harmful": 0}))
-    verdict_event = record.last(VerdictGiven)
+    verdict_event = record.last(events.VerdictGiven)
     readings = (
         verdict_event.ruling.precedents[0].model_copy(update={"picture": "0" * 64}),
         *verdict_event.ruling.precedents[1:],
@@ -272,21 +262,21 @@ def test_any_alteration_of_a_record_is_detected():
 
 def test_altered_answer_affects_exactly_the_later_calls_that_quote_it():
     record = run_trial(Cast(rounds=3))
-    place = place_of(record, AnswerGiven, side="ACCUSER", round=2)
+    place = place_of(record, events.AnswerGiven, side="ACCUSER", round=2)
     found = inexact_events(altered(record, place, answer="It shows nothing."))
     theirs = {
         event.seq
         for event in record.events
-        if isinstance(event, QuestionAsked | Summarised) and event.side == "ACCUSER" and event.seq > place
+        if isinstance(event, events.QuestionAsked | events.Summarised) and event.side == "ACCUSER" and event.seq > place
     }
     assert found == theirs
 
 
 def test_messages_that_cannot_be_rebuilt_are_explained_and_not_invented():
     record = run_trial(Cast(rounds=2))
-    described = place_of(record, Described)
+    described = place_of(record, events.Described)
     bare = altered(record, 0, policy=record.opened.policy.model_copy(update={"content": None}))
-    (question,) = messages_of(bare, bare.events[place_of(bare, QuestionAsked)])
+    (question,) = messages_of(bare, bare.events[place_of(bare, events.QuestionAsked)])
     assert not question.exact and not question.requests and "does not hold its words" in question.why
     (fine,) = messages_of(bare, bare.events[described])
     assert fine.exact
@@ -305,13 +295,13 @@ def test_inconsistent_record_is_reported_as_such():
         altered(record, 0, settings={**record.opened.settings, "rounds_min": "many"}),
         altered(record, 0, meme=record.opened.meme.model_copy(update={"frames": ("0" * 64, "1" * 64)})),
     ):
-        (described, *_) = messages_of(worse, worse.last(Described))
+        (described, *_) = messages_of(worse, worse.last(events.Described))
         assert not described.exact and described.why and not described.requests
 
 
 def test_events_without_a_call_have_no_messages():
     record = run_trial(Cast(rounds=2))
-    for kind in (TrialOpened, TextRead, SideRested, PrecedentsCited):
+    for kind in (events.TrialOpened, events.TextRead, events.SideRested, events.PrecedentsCited):
         assert messages_of(record, record.last(kind)) == ()
 
 

@@ -14,17 +14,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, CantResume
 from court.events import Procedure, VerdictGiven
 from court.policy import DEFAULT_POLICY
-from court.prompts.sets import (
-    FILES,
-    OPTIONAL_TASKS,
-    SYSTEM,
-    TASKS,
-    faults_of,
-    open_set,
-    packaged,
-    packaged_versions,
-    source,
-)
+from court.prompts import sets
 from court.record import TrialAborted, TrialRecord
 from court.replies import Answer, Argument, Description, Question, ruling_schema, schema_of
 from court.settings import TrialSettings
@@ -43,7 +33,7 @@ def folder(tmp_path):
     place = tmp_path / "mine"
     place.mkdir()
     for name in ("proposer", "advocate", "judge"):
-        (place / f"{name}.toml").write_text(source("1", name))
+        (place / f"{name}.toml").write_text(sets.source("1", name))
     return place
 
 
@@ -62,23 +52,23 @@ def run(*arguments, status=0, env=None):
 
 def refusal_message(folder):
     with pytest.raises(BadRequest) as refusal:
-        open_set(str(folder))
+        sets.open_set(str(folder))
     assert str(folder.parent) not in refusal.value.message  # reveals no path
     return refusal.value.message
 
 
 def test_packaged_sets_are_valid_and_have_the_digests_that_records_name():
-    assert packaged().digest == "sha256:c8574aa79ca17e91f6e4a9d81b403581c7933f83e77eee7a6f59ebf02e251551"
-    assert packaged_versions() == ("1", "2")
-    for version, name in itertools.product(packaged_versions(), FILES):
-        assert faults_of(name, source(version, name)) == []
-        assert packaged(version).by_file[name].digest == prompts.load(name, int(version)).digest
-    assert open_set("1").digest == packaged().digest
+    assert sets.packaged().digest == "sha256:c8574aa79ca17e91f6e4a9d81b403581c7933f83e77eee7a6f59ebf02e251551"
+    assert sets.packaged_versions() == ("1", "2")
+    for version, name in itertools.product(sets.packaged_versions(), sets.FILES):
+        assert sets.faults_of(name, sets.source(version, name)) == []
+        assert sets.packaged(version).by_file[name].digest == prompts.load(name, int(version)).digest
+    assert sets.open_set("1").digest == sets.packaged().digest
 
 
 def test_copy_of_the_packaged_set_has_the_same_digest(folder):
-    assert open_set(str(folder)).digest == packaged().digest
-    assert open_set(str(folder)).name == "mine"
+    assert sets.open_set(str(folder)).digest == sets.packaged().digest
+    assert sets.open_set(str(folder)).name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +114,7 @@ def test_all_faults_are_reported_at_once(folder):
 def test_missing_set_is_named(place, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadRequest, match=message):
-        open_set(place)
+        sets.open_set(place)
     assert "Error" in run("check", place, status=1)
 
 
@@ -134,7 +124,7 @@ def test_file_that_is_not_utf_8_is_refused(folder):
 
 
 def test_oversized_file_is_refused_rather_than_truncated(folder):
-    (folder / "judge.toml").write_text(source("1", "judge") + "# more\n" * 40_000)
+    (folder / "judge.toml").write_text(sets.source("1", "judge") + "# more\n" * 40_000)
     assert "judge.toml is larger than 200,000 bytes" in refusal_message(folder)
 
 
@@ -154,7 +144,7 @@ def test_optional_placeholders_may_be_left_out(folder):
 def try_with(place, cast=None, **settings):
     cast = cast or Cast(rounds=2)
     court = replace(
-        full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=open_set(str(place))
+        full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=sets.open_set(str(place))
     )
     return hear(court, a_meme("words"), procedure=Procedure.FULL), cast
 
@@ -167,9 +157,9 @@ def test_trial_uses_its_set_of_prompts_and_records_it(folder):
     assert "Take your time." in prompt_text(cast.requests("judge")[0])
     assert "in order:" in prompt_text(cast.requests("proposer")[0])
     versions, verdict_event = record.opened.versions, record.last(VerdictGiven)
-    assert versions.prompts == open_set(str(folder)).digest != packaged().digest
+    assert versions.prompts == sets.open_set(str(folder)).digest != sets.packaged().digest
     assert verdict_event.call.prompt_id == "judge/slow/judge"
-    assert verdict_event.call.prompt_digest == open_set(str(folder)).judge.digest
+    assert verdict_event.call.prompt_digest == sets.open_set(str(folder)).judge.digest
     # The name of the folder without its path.
     assert record.opened.settings["prompts"] == "mine"
     assert str(folder.parent) not in "".join(event.model_dump_json() for event in record.events)
@@ -188,8 +178,8 @@ def test_record_of_an_unavailable_set_cannot_be_replayed(folder, monkeypatch):
 
 def test_custom_set_has_its_own_secret_which_still_ends_a_trial(folder):
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
-    secret = open_set(str(folder)).judge.secret
-    assert secret != packaged().judge.secret
+    secret = sets.open_set(str(folder)).judge.secret
+    assert secret != sets.packaged().judge.secret
     with pytest.raises(TrialAborted, match="gave its instructions away"):
         try_with(folder, Cast(rounds=2, describe={"description": f"I was told {secret}"}))
 
@@ -210,7 +200,7 @@ def test_changed_added_prompt_changes_the_settings_digest(name, monkeypatch):
 
 
 def test_settings_of_trials_name_every_prompt_file_they_may_use():
-    named = {*FILES, *prompts.ADDED_PROMPTS, *prompts.EXPERT_PROMPTS, "guard"}
+    named = {*sets.FILES, *prompts.ADDED_PROMPTS, *prompts.EXPERT_PROMPTS, "guard"}
     # Questions are asked after the verdict: the ruling's own call names this prompt.
     named.add("question")
     packaged_files = {
@@ -220,7 +210,7 @@ def test_settings_of_trials_name_every_prompt_file_they_may_use():
 
 
 def test_repair_request_uses_the_set_s_prompt(folder):
-    words = source("1", "repair").replace("could not be used", "could not be used, alas")
+    words = sets.source("1", "repair").replace("could not be used", "could not be used, alas")
     (folder / "repair.toml").write_text(words)
     described = iter(["no", {"description": "A flag."}])
     record, cast = try_with(folder, Cast(rounds=2, describe=lambda request: next(described)))
@@ -233,7 +223,7 @@ def test_trial_of_another_set_is_not_resumed(folder):
     interrupted = TrialRecord.of(record.events[:5])
     alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
     court = replace(
-        full_court(Cast(rounds=2), settings=TrialSettings(prompts=str(folder))), prompts=open_set(str(folder))
+        full_court(Cast(rounds=2), settings=TrialSettings(prompts=str(folder))), prompts=sets.open_set(str(folder))
     )
     with pytest.raises(CantResume, match="other prompts"):
         asyncio.run(court.resume(interrupted, a_meme("words").picture, RecordingSink()))
@@ -262,7 +252,7 @@ def test_rehearsal_sends_every_task_of_the_set(monkeypatch):
             return await super().odds(request, options, within_s=within_s)
 
     monkeypatch.setattr("serving.models.rehearsal.ScriptedModel", RecordingModel)
-    rehearsal = asyncio.run(rehearse(packaged(), TrialSettings()))
+    rehearsal = asyncio.run(rehearse(sets.packaged(), TrialSettings()))
     all_text = "\n".join(sent)
     for name in ("proposer", "advocate", "judge"):
         for task, template in prompts.load(name).content["tasks"].items():
@@ -281,7 +271,7 @@ def test_set_that_reaches_no_verdict_is_reported(folder, monkeypatch):
 
 def test_sets_are_listed_with_the_one_in_use_marked(folder):
     output = run("list")
-    assert packaged().digest in output and output.count("in use") == 1
+    assert sets.packaged().digest in output and output.count("in use") == 1
     alter(folder, "judge", "version = 1", "version = 2")
     output = run("list", env={"MEMECOURT_TRIAL__PROMPTS": str(folder)})
     mine = next(line for line in output.splitlines() if line.startswith("mine"))
@@ -289,8 +279,8 @@ def test_sets_are_listed_with_the_one_in_use_marked(folder):
 
 
 def test_prompt_is_shown_exactly_as_in_its_file(folder):
-    for name in FILES:
-        assert run("show", name) == source("1", name)
+    for name in sets.FILES:
+        assert run("show", name) == sets.source("1", name)
     alter(folder, "judge", "version = 1", "version = 2")
     assert run("show", "judge", "--from", folder) == (folder / "judge.toml").read_text()
     assert "no packaged prompts" in run("show", "judge", "--from", "9", status=1)
@@ -298,7 +288,7 @@ def test_prompt_is_shown_exactly_as_in_its_file(folder):
 
 def test_valid_set_is_checked_with_a_rehearsal(folder):
     output = run("check", folder)
-    assert packaged().digest in output and "came to its verdict" in output
+    assert sets.packaged().digest in output and "came to its verdict" in output
 
 
 def test_sets_are_compared_part_by_part(folder):
@@ -319,11 +309,11 @@ def test_unusable_set_is_refused_before_a_trial_begins(folder, tmp_path):
 
 
 def test_placeholder_tables_cover_every_prompt_and_task():
-    for name in FILES:
-        contents = [prompts.load(name, int(version)).content for version in packaged_versions()]
+    for name in sets.FILES:
+        contents = [prompts.load(name, int(version)).content for version in sets.packaged_versions()]
         for content in contents:
-            assert TASKS[name].keys() == content["tasks"].keys() - OPTIONAL_TASKS.get(name, frozenset())
-        for task, wanted in {**TASKS[name], "system": SYSTEM[name]}.items():
+            assert sets.TASKS[name].keys() == content["tasks"].keys() - sets.OPTIONAL_TASKS.get(name, frozenset())
+        for task, wanted in {**sets.TASKS[name], "system": sets.SYSTEM[name]}.items():
             templates = [each["system"] if task == "system" else each["tasks"][task] for each in contents]
             # No placeholder is optional in name alone: a set uses it.
             assert set().union(*map(prompts.placeholders_in, templates)) == wanted.required | wanted.optional

@@ -136,18 +136,9 @@ def test_all_messages_of_a_trial_match_the_golden_file(request):
 
 
 PROCEDURES = [
-    "summary-harmful",
-    "summary-text-read",
-    "cascade-full",
-    "full-text-alone",
-    "full-panel",
-    "full-question",
-    "full-question-failed",
-    "full-guard-heard",
-    "full-expert",
-    "full-expert-asked",
-    "full-advocates-see-own",
-]
+    "summary-harmful", "summary-text-read", "cascade-full", "full-text-alone", "full-panel", "full-question",
+    "full-question-failed", "full-guard-heard", "full-expert", "full-expert-asked", "full-advocates-see-own",
+]  # fmt: skip
 """Trials that together send every kind of request."""
 
 

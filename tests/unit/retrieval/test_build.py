@@ -1,7 +1,5 @@
 """Building libraries: source formats, bad rows, pictures and thumbnails, interrupted builds."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -9,22 +7,15 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from court.errors import BadRequest, Unavailable
-from court.meme import Picture
 from court.verdict import Label
-from retrieval.build import STARTER_MEMES, BuildReport, add_to_library, build_library, build_starter
-from retrieval.embed.encoder import TextEmbeddings
+from retrieval.build import STARTER_MEMES, add_to_library, build_library, build_starter
 from retrieval.library.embedding_cache import EmbeddingCache
-from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Provenance, Source
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter
@@ -34,22 +25,22 @@ from tests.support.encoders import PlainPictureReader, WordEncoder, picture_of, 
 SECRET = "zebra quarrel"  # must never be quoted
 
 
-def build(path: Path, *sources: Source, **kwargs: Any) -> tuple[Library, BuildReport]:
+def build(path, *sources, **kwargs):
     arguments = {"name": "n", "encoder": ENCODER} | kwargs
     return asyncio.run(build_library(path / "library", sources, **arguments))
 
 
-def pictured(path: Path) -> Source:
+def pictured(path):
     """A source of one meme with a picture."""
     (path / "a.png").write_bytes(png_of((1, 2, 3)))
     return Source(lines(path / "data", harmeme("a", "not harmful", "x")), pictures=path)
 
 
-def reasons(report: BuildReport) -> list[tuple[int, str, str]]:
+def reasons(report):
     return [(problem.line, problem.id, problem.reason) for problem in report.problems if not problem.kept]
 
 
-def test_harmeme_source_is_built(tmp_path: Path) -> None:
+def test_harmeme_source_is_built(tmp_path):
     source = lines(
         tmp_path / "train.jsonl",
         harmeme("a", "not harmful", "one"),
@@ -70,7 +61,7 @@ def test_harmeme_source_is_built(tmp_path: Path) -> None:
     assert library.manifest.name == "n"
 
 
-def test_bad_rows_are_reported_by_line_id_and_reason_without_quotes(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_by_line_id_and_reason_without_quotes(tmp_path):
     source = lines(
         tmp_path / "train.jsonl",
         harmeme("good", "not harmful", "fine"),
@@ -111,7 +102,7 @@ def test_bad_rows_are_reported_by_line_id_and_reason_without_quotes(tmp_path: Pa
     assert SECRET not in repr(report)
 
 
-def test_fhm_source_is_built(tmp_path: Path) -> None:
+def test_fhm_source_is_built(tmp_path):
     (tmp_path / "img").mkdir()
     (tmp_path / "img" / "01.png").write_bytes(png_of((9, 9, 9)))
     source = lines(
@@ -137,7 +128,7 @@ def test_fhm_source_is_built(tmp_path: Path) -> None:
     assert library.manifest.notes[0] == "1 rows were left out: it has no label, as in a test split."
 
 
-def test_csv_source_is_built(tmp_path: Path) -> None:
+def test_csv_source_is_built(tmp_path):
     source = tmp_path / "mine.csv"
     source.write_text(
         "\ufeffID, Label ,text,image,categories\n"
@@ -175,25 +166,25 @@ EMPTY, UNKNOWN = "data is empty", "no layout that is known"
         ("[1, 2]", UNKNOWN),
     ],
 )
-def test_file_that_is_empty_or_of_unknown_format_is_refused(tmp_path: Path, content: str, why: str) -> None:
+def test_file_that_is_empty_or_of_unknown_format_is_refused(tmp_path, content, why):
     (tmp_path / "data").write_text(content, "utf-8")
     with pytest.raises(BadRequest, match=why) as refusal:
         read_source(Source(tmp_path / "data"))
     assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
 
 
-def test_missing_source_is_refused_without_its_path(tmp_path: Path) -> None:
+def test_missing_source_is_refused_without_its_path(tmp_path):
     with pytest.raises(BadRequest, match=r"gone\.jsonl, can't be read") as refusal:
         read_source(Source(tmp_path / "gone.jsonl"))
     assert str(tmp_path) not in refusal.value.message
 
 
-def test_unicode_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+def test_unicode_line_separator_in_a_text_does_not_end_the_line(tmp_path):
     (tmp_path / "data").write_text('{"id": "a", "labels": ["not harmful"], "text": "x\u2028y\x85z"}\n')
     assert read_source(Source(tmp_path / "data")).good[0].text == "x\u2028y\x85z"
 
 
-def test_build_without_usable_rows_is_refused_with_the_reasons(tmp_path: Path) -> None:
+def test_build_without_usable_rows_is_refused_with_the_reasons(tmp_path):
     source = lines(tmp_path / "data", harmeme("a", None, SECRET), harmeme("b", None, SECRET))
     with pytest.raises(BadRequest, match=r"None of the 2 rows can be used: the label is empty \(2\)") as refusal:
         build(tmp_path, Source(source))
@@ -205,7 +196,7 @@ def test_build_without_usable_rows_is_refused_with_the_reasons(tmp_path: Path) -
         build(tmp_path, Source(tmp_path / "head.csv"))
 
 
-def test_unusable_pictures_are_reported_and_valid_ones_embedded(tmp_path: Path) -> None:
+def test_unusable_pictures_are_reported_and_valid_ones_embedded(tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
     red = png_of((255, 0, 0))
@@ -250,7 +241,7 @@ def test_unusable_pictures_are_reported_and_valid_ones_embedded(tmp_path: Path) 
     assert [meme.kept is not None for meme in library.memes] == [True] + [False] * 8
 
 
-def test_missing_picture_folder_is_reported_once(tmp_path: Path) -> None:
+def test_missing_picture_folder_is_reported_once(tmp_path):
     source = lines(tmp_path / "data", *(harmeme(str(i), "not harmful", f"w{i}") for i in range(30)))
     library, report = build(tmp_path, Source(source, pictures=tmp_path / "none"), picture_reader=PlainPictureReader())
     assert report.problems == () and len(report.notes) == 1 and "folder of pictures is not there" in report.notes[0]
@@ -258,17 +249,17 @@ def test_missing_picture_folder_is_reported_once(tmp_path: Path) -> None:
 
 
 class BusyReader:
-    def __init__(self, times: int) -> None:
+    def __init__(self, times):
         self.left = times
 
-    async def read(self, data: bytes) -> Picture:
+    async def read(self, data):
         if self.left:
             self.left -= 1
             raise Unavailable("No time.", reason="DECODER_BUSY")
         return picture_of(data)
 
 
-def test_reading_a_picture_is_retried_when_the_decoder_is_busy(tmp_path: Path) -> None:
+def test_reading_a_picture_is_retried_when_the_decoder_is_busy(tmp_path):
     source = pictured(tmp_path)
     assert build(tmp_path, source, picture_reader=BusyReader(2))[0].memes[0].has_picture
     library, report = build(tmp_path, source, picture_reader=BusyReader(3), replace=True)
@@ -276,7 +267,7 @@ def test_reading_a_picture_is_retried_when_the_decoder_is_busy(tmp_path: Path) -
     assert report.problems[0].reason == "its picture could not be read in time (DECODER_BUSY)"
 
 
-def test_duplicate_ids_in_later_sources_are_refused(tmp_path: Path) -> None:
+def test_duplicate_ids_in_later_sources_are_refused(tmp_path):
     one = lines(tmp_path / "one", harmeme("a", "not harmful", "x"), harmeme("b", "not harmful", "y"))
     two = lines(tmp_path / "two", harmeme("b", "very harmful", "z"), harmeme("c", "very harmful", "z"))
     library, report = build(tmp_path, Source(one), Source(two))
@@ -284,7 +275,7 @@ def test_duplicate_ids_in_later_sources_are_refused(tmp_path: Path) -> None:
     assert [(p.source, p.line, p.id) for p in report.problems] == [("two", 1, "b")]
 
 
-def test_truncated_texts_are_reported(tmp_path: Path) -> None:
+def test_truncated_texts_are_reported(tmp_path):
     source = lines(tmp_path / "data", harmeme("a", "not harmful", "w " * 60), harmeme("b", "not harmful", "w"))
     assert build(tmp_path, Source(source))[1].text_cut == ("a",)
     # Also if the build is resumed from its cache.
@@ -294,13 +285,13 @@ def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     cache.close()
 
 
-def words_of_two_kinds() -> list[dict[str, Any]]:
+def words_of_two_kinds():
     """Memes enough to calibrate a library, their labels plain from their words."""
     kinds = (("not harmful", "good"), ("very harmful", "bad"))
     return [harmeme(f"m{i}", kinds[i % 2][0], f"word{i} {kinds[i % 2][1]}") for i in range(120)]
 
 
-def test_adding_recalibrates_and_skips_existing_ids(tmp_path: Path) -> None:
+def test_adding_recalibrates_and_skips_existing_ids(tmp_path):
     first = lines(tmp_path / "one", harmeme("a", "not harmful", "x"))
     library, _ = build(tmp_path, Source(first))
     more = lines(tmp_path / "two", harmeme("a", "very harmful", "again"), *words_of_two_kinds())
@@ -313,7 +304,7 @@ def test_adding_recalibrates_and_skips_existing_ids(tmp_path: Path) -> None:
         asyncio.run(add_to_library(larger, [Source(first)], encoder=ENCODER))
 
 
-def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path: Path) -> None:
+def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path):
     usual, _ = build(tmp_path / "usual", Source(lines(tmp_path / "one", *words_of_two_kinds())), settle_error=0.01)
     library, _ = build(tmp_path / "wide", Source(tmp_path / "one"), settle_error=0.2)
     assert (usual.manifest.tuning.settle_error, library.manifest.tuning.settle_error) == (0.01, 0.2)
@@ -328,7 +319,7 @@ def test_settle_error_is_stored_and_reused_when_memes_are_added(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_starter_library_is_built_without_problems(tmp_path: Path) -> None:
+def test_starter_library_is_built_without_problems(tmp_path):
     library, report = asyncio.run(build_starter(tmp_path / "starter", ENCODER, PlainPictureReader()))
     assert report.problems == () and report.notes == ()
     counts = library.manifest.counts
@@ -344,9 +335,9 @@ def test_starter_library_is_built_without_problems(tmp_path: Path) -> None:
     assert not any(meme.verified or meme.who for meme in copied.memes)
 
 
-def test_unexpected_reader_errors_are_raised(tmp_path: Path) -> None:
+def test_unexpected_reader_errors_are_raised(tmp_path):
     class Broken:
-        async def read(self, data: bytes) -> Picture:
+        async def read(self, data):
             raise KeyError("a bug of ours")
 
     with pytest.raises(KeyError):
@@ -356,7 +347,7 @@ def test_unexpected_reader_errors_are_raised(tmp_path: Path) -> None:
 JFIF = {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
 
 
-def thumbnail_of(library: Library, row: int) -> Image.Image:
+def thumbnail_of(library, row):
     data = library.picture(row)
     assert data is not None
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
@@ -364,7 +355,7 @@ def thumbnail_of(library: Library, row: int) -> Image.Image:
         return picture
 
 
-def test_thumbnails_are_small_and_without_metadata(tmp_path: Path) -> None:
+def test_thumbnails_are_small_and_without_metadata(tmp_path):
     wide = Image.effect_noise((1280, 300), 90).convert("RGB")
     metadata = PngImagePlugin.PngInfo()
     metadata.add_text("Comment", SECRET)
@@ -388,9 +379,9 @@ def test_thumbnails_are_small_and_without_metadata(tmp_path: Path) -> None:
     assert (counts.kept_pictures, counts.kept_bytes) == (3, library.manifest.files["pictures.bin"].size)
 
 
-def test_thumbnail_is_stored_for_a_picture_without_embedding(tmp_path: Path) -> None:
+def test_thumbnail_is_stored_for_a_picture_without_embedding(tmp_path):
     class Blind(WordEncoder):
-        def embed_pictures(self, pictures: Any) -> Any:
+        def embed_pictures(self, pictures):
             return np.zeros((len(pictures), 12), np.float32)
 
     (tmp_path / "a.png").write_bytes(png_of((1, 2, 3)))
@@ -404,7 +395,7 @@ def test_thumbnail_is_stored_for_a_picture_without_embedding(tmp_path: Path) -> 
     assert library.manifest.counts.kept_bytes == len(library.picture(0) or b"")
 
 
-def test_adding_keeps_existing_thumbnails(tmp_path: Path) -> None:
+def test_adding_keeps_existing_thumbnails(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(png_of((80 * number, 0, 9)))
     one, two = (
@@ -420,7 +411,7 @@ def test_adding_keeps_existing_thumbnails(tmp_path: Path) -> None:
     assert without.manifest.counts.kept_pictures == without.manifest.files["pictures.bin"].size == 0
 
 
-def test_pictures_are_read_and_written_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_read_and_written_batch_by_batch(tmp_path, monkeypatch):
     colours = np.random.default_rng(0).integers(256, size=(110, 2, 3)).tolist()
     for i, (one, other) in enumerate(colours):
         (tmp_path / f"{i}.png").write_bytes(png_of(tuple(one), tuple(other)))
@@ -432,7 +423,7 @@ def test_pictures_are_read_and_written_batch_by_batch(tmp_path: Path, monkeypatc
     after: list[int] = []
     steps: list[tuple[str, int, int]] = []
 
-    def progress(step: str, done: int, total: int) -> None:
+    def progress(step, done, total):
         steps.append((step, done, total))
         after.append(len(written))
 
@@ -442,8 +433,8 @@ def test_pictures_are_read_and_written_batch_by_batch(tmp_path: Path, monkeypatc
     assert steps[-1][0] == "calibration" and steps[-1][1] == steps[-1][2]
 
 
-def test_full_disk_while_writing_thumbnails_leaves_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
+def test_full_disk_while_writing_thumbnails_leaves_no_library(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     source = pictured(tmp_path)
@@ -462,27 +453,27 @@ def test_full_disk_while_writing_thumbnails_leaves_no_library(tmp_path: Path, mo
 class CountingEncoder(WordEncoder):
     """Counts what it embeds, and fails after ``most`` texts and pictures."""
 
-    def __init__(self, *, most: int = 10**9, name: str = "words") -> None:
+    def __init__(self, *, most=10**9, name="words"):
         super().__init__(name)
         self.texts, self.pictures, self.most = 0, 0, most
         self._lock = threading.Lock()
 
-    def _count(self, texts: int, pictures: int) -> None:
+    def _count(self, texts, pictures):
         with self._lock:
             self.texts, self.pictures = self.texts + texts, self.pictures + pictures
             if self.texts + self.pictures > self.most:
                 raise RuntimeError("cut off")
 
-    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+    def embed_texts(self, texts):
         self._count(len(texts), 0)
         return super().embed_texts(texts)
 
-    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
+    def embed_pictures(self, pictures):
         self._count(0, len(pictures))
         return super().embed_pictures(pictures)
 
 
-def illustrated(root: Path, count: int) -> Source:
+def illustrated(root, count):
     (root / "img").mkdir()
     rows = []
     for number in range(count):
@@ -493,10 +484,10 @@ def illustrated(root: Path, count: int) -> Source:
 
 
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (40, 68), (100, 0), (150, 0)])
-def test_interrupted_build_resumes_from_cached_embeddings(tmp_path: Path, most: int, left: int) -> None:
+def test_interrupted_build_resumes_from_cached_embeddings(tmp_path, most, left):
     source = illustrated(tmp_path, 100)
 
-    def attempt(encoder: CountingEncoder, place: str) -> Library:
+    def attempt(encoder, place):
         building = build_library(
             tmp_path / place, [source], name="n", encoder=encoder, picture_reader=PlainPictureReader()
         )
@@ -517,11 +508,11 @@ def test_interrupted_build_resumes_from_cached_embeddings(tmp_path: Path, most: 
     assert not (tmp_path / "library" / ".building").exists()
 
 
-def test_cached_embeddings_of_other_encoders_or_altered_ones_are_ignored(tmp_path: Path) -> None:
+def test_cached_embeddings_of_other_encoders_or_altered_ones_are_ignored(tmp_path):
     source = illustrated(tmp_path, 40)
     place = tmp_path / "library"
 
-    def attempt(encoder: CountingEncoder) -> Library:
+    def attempt(encoder):
         reader = PlainPictureReader()
         return asyncio.run(build_library(place, [source], name="n", encoder=encoder, picture_reader=reader))[0]
 
@@ -541,14 +532,14 @@ def test_cached_embeddings_of_other_encoders_or_altered_ones_are_ignored(tmp_pat
     attempt(CountingEncoder())
 
 
-def test_build_into_a_folder_of_other_things_embeds_nothing(tmp_path: Path) -> None:
+def test_build_into_a_folder_of_other_things_embeds_nothing(tmp_path):
     source, place = illustrated(tmp_path, 3), tmp_path / "img"
     with pytest.raises(BadRequest, match="holds other things"):
         asyncio.run(build_library(place, [source], name="n", encoder=CountingEncoder(most=0)))
     assert sorted(path.name for path in place.iterdir()) == ["0.png", "1.png", "2.png"]
 
 
-def test_provenance_is_stored_with_memes(tmp_path: Path) -> None:
+def test_provenance_is_stored_with_memes(tmp_path):
     known = Provenance(split="train", namespace="shop", language="en", policy="p", verified=True)
     source = Source(lines(tmp_path / "x.jsonl", harmeme("a", "not harmful", "words")), provenance=known)
     (meme,) = build(tmp_path, source)[0].memes

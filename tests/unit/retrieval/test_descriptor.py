@@ -1,7 +1,5 @@
 """The picture descriptor, and detection of borders and caption bars."""
 
-from __future__ import annotations
-
 import io
 import time
 
@@ -17,7 +15,7 @@ from retrieval.embed.descriptor import DIM, describe
 from retrieval.text import normalise_text, text_key
 
 
-def test_descriptor_is_a_unit_vector_for_any_size_and_colour() -> None:
+def test_descriptor_is_a_unit_vector_for_any_size_and_colour():
     random = np.random.default_rng(0)
     for size in [(1, 1), (1, 2), (3, 900), (900, 3), (15, 15), (16, 16), (17, 700), (1280, 1280)]:
         noise = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
@@ -28,14 +26,14 @@ def test_descriptor_is_a_unit_vector_for_any_size_and_colour() -> None:
             assert np.array_equal(vector, describe(picture.copy()))
 
 
-def jpeg(picture: Image.Image) -> Image.Image:
+def jpeg(picture):
     out = io.BytesIO()
     picture.save(out, "JPEG", quality=60)
     return Image.open(out).convert("RGB")
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_similarity_falls_from_copies_to_other_captions_to_other_scenes(scene: str) -> None:
+def test_similarity_falls_from_copies_to_other_captions_to_other_scenes(scene):
     picture = draw_meme(scene, "when the lights go out\nnobody moves")
     vector = describe(picture)
     for copy in (
@@ -51,7 +49,7 @@ def test_similarity_falls_from_copies_to_other_captions_to_other_scenes(scene: s
     assert max(float(vector @ other) for other in others) < 0.6
 
 
-def test_borders_and_caption_bars_are_found() -> None:
+def test_borders_and_caption_bars_are_found():
     noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
     bare = Image.fromarray(noise)
     assert boxes(np.asarray(bare, np.int16)) == ((0, 0, 100, 100), (0, 0, 100, 100))
@@ -67,7 +65,7 @@ SIDES = st.one_of(st.integers(1, 8), st.sampled_from([12, 13, 900]))
 
 
 @given(SIDES, SIDES, st.booleans())
-def test_borders_lie_within_pictures_of_any_size(width: int, height: int, plain: bool) -> None:
+def test_borders_lie_within_pictures_of_any_size(width, height, plain):
     levels = np.random.default_rng(0).integers(0, 1 if plain else 256, (height, width, 3)).astype(np.int16)
     box = (0, 0, width, height)
     for _ in range(3):
@@ -98,12 +96,12 @@ def test_borders_lie_within_pictures_of_any_size(width: int, height: int, plain:
         (" \n\t", ""),
     ],
 )
-def test_normalised_text(text: str, expected: str) -> None:
+def test_normalised_text(text, expected):
     assert normalise_text(text) == expected
 
 
 @given(st.text(max_size=200))
-def test_normalising_never_empties_a_text_and_ignores_case_and_spacing(text: str) -> None:
+def test_normalising_never_empties_a_text_and_ignores_case_and_spacing(text):
     normal = normalise_text(text)
     assert bool(normal) == bool(text_key(text))
     assert normal == " ".join(normal.split())
@@ -111,7 +109,7 @@ def test_normalising_never_empties_a_text_and_ignores_case_and_spacing(text: str
 
 
 @pytest.mark.parametrize("piece", ["a", "a-", "a.", "@ ", ". ", "www ", "made with ", "made ", "ab.", "- ", "_", "/r/"])
-def test_normalising_repetitive_text_is_fast(piece: str) -> None:
+def test_normalising_repetitive_text_is_fast(piece):
     began = time.process_time()
     normalise_text(piece * (10_000 // len(piece)))
     assert time.process_time() - began < 1

@@ -1,7 +1,5 @@
 """User-supplied ONNX sentence encoders: tiny ones, built here with onnx and tokenizers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,13 +26,13 @@ DIM = 8
 
 
 def write_model(
-    folder: Path,
+    folder,
     *,
-    output: str = "last_hidden_state",
-    pooling: str | None = "pooling_mode_mean_tokens",
-    inputs: tuple[str, ...] = ("input_ids", "attention_mask"),
-    seed: int = 0,
-) -> Path:
+    output="last_hidden_state",
+    pooling="pooling_mode_mean_tokens",
+    inputs=("input_ids", "attention_mask"),
+    seed=0,
+):
     """Writes a model that looks words up in a table; with ``sentence_embedding`` it does the mean pooling itself."""
     folder.mkdir(parents=True, exist_ok=True)
     table = np.random.default_rng(seed).normal(size=(len(WORDS), DIM)).astype(np.float32)
@@ -63,7 +61,7 @@ def write_model(
     return folder
 
 
-def table_of(seed: int = 0) -> np.ndarray:
+def table_of(seed=0):
     return np.random.default_rng(seed).normal(size=(len(WORDS), DIM)).astype(np.float32)
 
 
@@ -76,7 +74,7 @@ def table_of(seed: int = 0) -> np.ndarray:
         ("last_hidden_state", "pooling_mode_cls_token"),
     ],
 )
-def test_text_is_pooled_as_the_folder_configures(tmp_path: Path, output: str, pooling: str | None) -> None:
+def test_text_is_pooled_as_the_folder_configures(tmp_path, output, pooling):
     encoder = OnnxTextEncoder(write_model(tmp_path, output=output, pooling=pooling))
     found = encoder.embed_texts(["People from BLUELAND", "", "people from blueland"]).vectors
     tokens = table_of()[[1, 3, 4, 5, 2]]
@@ -85,13 +83,13 @@ def test_text_is_pooled_as_the_folder_configures(tmp_path: Path, output: str, po
     assert not found[1].any() and np.array_equal(found[0], found[2])
 
 
-def test_script_missing_from_the_vocabulary_counts_as_no_text(tmp_path: Path) -> None:
+def test_script_missing_from_the_vocabulary_counts_as_no_text(tmp_path):
     encoder = OnnxTextEncoder(write_model(tmp_path, inputs=("input_ids", "attention_mask", "token_type_ids")))
     found = encoder.embed_texts(["Кот спит", "ሰዎች ከሰማያዊ", "😂😂😂", "people ሰዎች", "\u200b\u2060"]).vectors.any(axis=1)
     assert found.tolist() == [True, False, False, True, False]
 
 
-def test_text_is_truncated_at_the_folder_s_limit_rather_than_the_tokenizer_s(tmp_path: Path) -> None:
+def test_text_is_truncated_at_the_folder_s_limit_rather_than_the_tokenizer_s(tmp_path):
     encoder = OnnxTextEncoder(write_model(tmp_path))
     assert encoder.identity.text_tokens == 12
     found = encoder.embed_texts(["here " * 10, "here " * 11, "here " * 30])
@@ -99,7 +97,7 @@ def test_text_is_truncated_at_the_folder_s_limit_rather_than_the_tokenizer_s(tmp
     assert np.array_equal(found.vectors[1], found.vectors[2])
 
 
-def test_identity_depends_on_the_files_and_not_on_their_path(tmp_path: Path) -> None:
+def test_identity_depends_on_the_files_and_not_on_their_path(tmp_path):
     first = OnnxTextEncoder(write_model(tmp_path / "one")).identity
     assert first.name == NAME == name_of(f"onnx:{tmp_path / 'one'}") and first.text_dim == DIM
     assert OnnxTextEncoder(Path(shutil.copytree(tmp_path / "one", tmp_path / "moved"))).identity == first
@@ -124,7 +122,7 @@ def test_identity_depends_on_the_files_and_not_on_their_path(tmp_path: Path) -> 
         ("other input", "it takes"),
     ],
 )
-def test_unusable_encoders_are_refused_with_the_fault(tmp_path: Path, fault: str, message: str) -> None:
+def test_unusable_encoders_are_refused_with_the_fault(tmp_path, fault, message):
     folder = tmp_path / "model"
     if fault != "no folder":
         write_model(
@@ -144,9 +142,7 @@ def test_unusable_encoders_are_refused_with_the_fault(tmp_path: Path, fault: str
     assert caught.value.reason == "ENCODER_DAMAGED"
 
 
-def test_library_in_two_scripts_is_built_searched_and_used_by_a_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_in_two_scripts_is_built_searched_and_used_by_a_trial(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     folder, library = write_model(tmp_path / "model"), tmp_path / "library"
     rng, rows = np.random.default_rng(1), []
@@ -156,7 +152,7 @@ def test_library_in_two_scripts_is_built_searched_and_used_by_a_trial(
     source = tmp_path / "memes.jsonl"
     source.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
-    def call(*arguments: object) -> str:
+    def call(*arguments):
         done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
         assert done.exit_code == 0, done.output
         return done.stdout

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -213,7 +212,7 @@ def test_long_hostile_text_is_scanned_to_its_end(unit):
     assert SignalKind.IMITATES_CONTROL_TOKENS in kinds(text + " <|im_end|>")
 
 
-def patterns() -> Iterator[re.Pattern]:
+def patterns():
     for value in vars(steering).values():
         for each in value if isinstance(value, tuple) else (value,):
             for part in each if isinstance(each, tuple) else (each,):

@@ -1,7 +1,6 @@
 """Every public layout, with generated rows: bundled or custom cards read them with the expected counts."""
 
 import json
-from pathlib import Path
 
 import pyarrow as arrow
 import pyarrow.parquet as parquet
@@ -18,24 +17,24 @@ from tests.support.encoders import png_of
 ROWS = [{"id": f"m{n}", "text": f"pond {n}", "image": f"m{n}.png", "label": n % 2} for n in range(7)]
 
 
-def write_jsonl(path: Path) -> None:
+def write_jsonl(path):
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
 
-def write_arrow_stream(path: Path) -> None:
+def write_arrow_stream(path):
     # As saved by the datasets library: a stream, pictures as names and bytes.
     table = arrow.Table.from_pylist([row | {"image": {"bytes": b"x", "path": row["image"]}} for row in ROWS])
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=3)
 
 
-def write_arrow_file(path: Path) -> None:
+def write_arrow_file(path):
     table = arrow.Table.from_pylist(ROWS)
     with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
-def write_parquet(path: Path) -> None:
+def write_parquet(path):
     rows = [row | {"image": {"bytes": b"x" * 1000, "path": row["image"]}} for row in ROWS]
     parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=2)
 

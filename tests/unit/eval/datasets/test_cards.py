@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -25,7 +24,7 @@ CLIMATE_COLUMNS = (
 )
 
 
-def climate(root: Path, count: int = 24, split: str = "test") -> Path:
+def climate(root, count=24, split="test"):
     rows = [
         [
             *("pond", "Ada", "t", "p", f"https://i.example/{n}.jpg", n, "d", f"row {n}/nsecond"),
@@ -41,7 +40,7 @@ def climate(root: Path, count: int = 24, split: str = "test") -> Path:
     return root
 
 
-def multi3hate(root: Path, count: int = 4) -> Path:
+def multi3hate(root, count=4):
     for language in ("en", "de", "es", "hi", "zh"):
         rows = [(n, f"Template {n}", "o", f"{language} {n}") for n in range(count)]
         header = ("Meme ID", "Template Name", "Original (English)", "Translation")
@@ -245,7 +244,7 @@ def test_custom_card_is_named_by_its_file(tmp_path):
     assert json.loads(scored.output)["tables"][0]["rows"][0]["card"]["figures"]["accuracy"]["value"] == 0.75
 
 
-def harm_c(root: Path) -> Path:
+def harm_c(root):
     rows = [
         {"id": f"covid_{n}", "image": f"covid_{n}.png", "labels": labels, "text": f"pond {n}\nsecond"}
         for n, labels in enumerate(
@@ -266,7 +265,7 @@ def harm_c(root: Path) -> Path:
     return path
 
 
-def fhm(root: Path) -> Path:
+def fhm(root):
     rows = [{"id": n, "img": f"img/{n:02}.png", "label": n % 2, "text": f"pond {n}"} for n in range(6)]
     rows += [{"id": 7, "img": "img/07.png", "text": "no label"}, {"id": 8, "img": "x", "label": 2, "text": ""}]
     path = root / "hateful_memes/train.jsonl"

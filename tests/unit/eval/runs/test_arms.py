@@ -1,18 +1,14 @@
 """Studies: arms that differ in one setting, calls they share, and the effect of controls."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from pydantic import SecretStr
 
-from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
 from court.prompts.sets import packaged, source
@@ -21,13 +17,12 @@ from court.trial import Court
 from eval.cli import cli
 from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.plan import parse_setting
-from eval.runs.results import RunManifest, read_results
+from eval.runs.results import read_results
 from eval.runs.run import run
 from eval.session.engine import Progress
-from eval.studies.arms import ARMS, FROM_THE_FIELD, UNCHANGING, Arm, ModelOf, Study, arms_named, run_study, settings_of
+from eval.studies.arms import ARMS, FROM_THE_FIELD, UNCHANGING, Arm, ModelOf, arms_named, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
-from retrieval.library.library import Library
 from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -42,14 +37,14 @@ from tests.support.golden import check_figures
 PAPER = ("full", "no-precedents", "no-advocates", "no-captioner", "dull-judge", "post-stance")
 
 
-def run_folder(out: Path, planned: Study, **changes: object) -> RunManifest:
+def run_folder(out, planned, **changes):
     """The manifest of a separate run with the inputs of a study."""
     plan = replace(planned.plan, out=out, name=out.name, **changes)
     return asyncio.run(run(plan, Progress())).manifest()
 
 
 @pytest.mark.slow
-def test_manifests_record_the_changes_of_each_arm(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_manifests_record_the_changes_of_each_arm(tmp_path, data, model):
     arms = ("full", "no-captioner", "swapped-sides", "random-precedents", "shuffled-labels")
     folders = asyncio.run(run_study(study(tmp_path, data, *arms, limit=2), Progress()))
     full, captioner, swapped, random, shuffled = (folder.manifest() for folder in folders)
@@ -64,14 +59,14 @@ def test_manifests_record_the_changes_of_each_arm(tmp_path: Path, data: Path, mo
 
 
 @pytest.mark.slow
-def test_arm_with_leaks_keeps_leaking_precedents(tmp_path: Path, model: ScriptedModel) -> None:
+def test_arm_with_leaks_keeps_leaking_precedents(tmp_path, model):
     planted = {"train": 24, "val": 8, "test": 8, "seed": 1, "plant": [Plant.LEAKAGE]}
     data = make(tmp_path / "planted", Layout.HARMEME, **planted).root
     changes = {"procedure": Procedure.SUMMARY, "arms": arms_named(("with-leaks",), (), Procedure.SUMMARY)}
     messages: list[str] = []
 
     class RecordingProgress(Progress):
-        def tell(self, sentence: str) -> None:
+        def tell(self, sentence):
             messages.append(sentence)
 
     full, leaking = (
@@ -87,7 +82,7 @@ def test_arm_with_leaks_keeps_leaking_precedents(tmp_path: Path, model: Scripted
 
 
 @pytest.mark.slow
-def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_arms_can_be_added_but_other_settings_are_refused(tmp_path, data, model):
     asyncio.run(run_study(study(tmp_path, data, "full", limit=2), Progress()))
     before = len(model.asked)
     asyncio.run(run_study(study(tmp_path, data, "dull-judge", limit=2), Progress()))
@@ -112,9 +107,9 @@ def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: 
 
 
 @pytest.mark.slow
-def test_interrupted_study_resumes(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
+def test_interrupted_study_resumes(tmp_path, data, model):
     class Stop(Progress):
-        def tick(self, tally: object) -> None:
+        def tick(self, tally):
             if tally.done == 2 and len(model.asked) > 60:
                 raise KeyboardInterrupt
 
@@ -132,9 +127,7 @@ def test_interrupted_study_resumes(tmp_path: Path, data: Path, model: ScriptedMo
 
 
 @pytest.mark.slow
-def test_command_prints_the_table(
-    tmp_path: Path, data: Path, model: ScriptedModel, request: pytest.FixtureRequest
-) -> None:
+def test_command_prints_the_table(tmp_path, data, model, request):
     options = [
         "--dataset", DATASET.id, "--data", str(data), "--out", str(tmp_path / "study"), "--procedure", "full",
         "--arms", "dull-judge,swapped-sides", "--protocol", "merged", "--llm-url", "http://nowhere/v1", "--model", "m",
@@ -155,9 +148,7 @@ def test_command_prints_the_table(
     assert dull["differences"]["accuracy"]["value"] == pytest.approx(dull["a"]["accuracy"] - full["a"]["accuracy"])
 
 
-def test_command_compares_two_sets_of_prompts_on_the_same_memes(
-    tmp_path: Path, data: Path, model: ScriptedModel
-) -> None:
+def test_command_compares_two_sets_of_prompts_on_the_same_memes(tmp_path, data, model):
     folder = tmp_path / "terse"
     folder.mkdir()
     for name in ("proposer", "advocate", "judge"):
@@ -185,7 +176,7 @@ def test_command_compares_two_sets_of_prompts_on_the_same_memes(
     assert refused.exit_code == 1 and "judge.toml: Its id must be" in refused.output
 
 
-def test_arms_are_selected_by_name_model_and_procedure() -> None:
+def test_arms_are_selected_by_name_model_and_procedure():
     # Translation and leaks are only on request.
     usual = [name for name in ARMS if name not in ("translate", "with-leaks", *FROM_THE_FIELD, *UNCHANGING)]
     assert [arm.name for arm in arms_named((), (), Procedure.FULL)] == usual
@@ -214,17 +205,17 @@ def test_arms_are_selected_by_name_model_and_procedure() -> None:
         ("judge=large", "judge", "large", ""),
     ],
 )
-def test_models_are_parsed(argument: str, role: str, model: str, url: str) -> None:
+def test_models_are_parsed(argument, role, model, url):
     assert ModelOf.parse(argument) == ModelOf(role=role, model=model, url=url)
 
 
 @pytest.mark.parametrize("argument", ["", "a@b", "@http://a/v1"])
-def test_malformed_models_are_refused(argument: str) -> None:
+def test_malformed_models_are_refused(argument):
     with pytest.raises(BadRequest, match="names no model"):
         ModelOf.parse(argument)
 
 
-def test_arm_overrides_settings_and_models() -> None:
+def test_arm_overrides_settings_and_models():
     base = Settings(
         llm=ModelSettings(
             url=("http://a/v1",),
@@ -245,7 +236,7 @@ def test_arm_overrides_settings_and_models() -> None:
         settings_of(base, Arm(name="x", overlay={"rounds_min": 9, "rounds_max": 3}))
 
 
-def test_api_key_is_not_sent_to_another_server() -> None:
+def test_api_key_is_not_sent_to_another_server():
     base = Settings(llm=ModelSettings(url=("http://a/v1",), model="m", api_key=SecretStr("k")))
     elsewhere = settings_of(base, Arm(name="x", models=(ModelOf(model="n", url="http://b/v1"),))).llm
     assert all(elsewhere.of_role(role).api_key is None for role in ("proposer", "accuser", "defender", "judge"))
@@ -253,7 +244,7 @@ def test_api_key_is_not_sent_to_another_server() -> None:
         settings_of(base, Arm(name="x", models=(ModelOf(role="judge", model="n", url="http://b/v1"),)))
 
 
-def test_settings_are_parsed() -> None:
+def test_settings_are_parsed():
     assert parse_setting("rounds_max=6") == ("rounds_max", 6)
     assert parse_setting("trial.query=text and summaries") == ("query", "text and summaries")
     assert parse_setting("alpha=null") == ("alpha", None)
@@ -261,7 +252,7 @@ def test_settings_are_parsed() -> None:
         parse_setting("rounds=6")
 
 
-def test_swapped_sides_change_only_the_judge_s_prompt() -> None:
+def test_swapped_sides_change_only_the_judge_s_prompt():
     plain, swapped = Cast(), Cast()
     try_meme(plain)
     try_meme(swapped, settings=TrialSettings(swap_sides=True))
@@ -274,7 +265,7 @@ def test_swapped_sides_change_only_the_judge_s_prompt() -> None:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def library(tmp_path):
     lines = [{"id": f"t{n}", "text": f"one word{n}", "label": str(n % 2)} for n in range(60)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     built = build_library(
@@ -287,12 +278,12 @@ def library(tmp_path: Path) -> Library:
     return asyncio.run(built)[0]
 
 
-def find(finder: object, pixels: str, **changes: object):
+def find(finder, pixels, **changes):
     query = {"text": "one word7", "frames": (), "pixels_sha256": pixels, "exhibits": 3, "tally": 25, "alpha": None}
     return asyncio.run(finder.find(**{**query, **changes}))
 
 
-def test_random_precedents_depend_on_the_meme_and_keep_true_similarities(library: Library) -> None:
+def test_random_precedents_depend_on_the_meme_and_keep_true_similarities(library):
     finder = LibraryFinder(library, WordEncoder())
     try:
         drawn = RandomFinder(finder, seed=1)
@@ -314,7 +305,7 @@ def test_random_precedents_depend_on_the_meme_and_keep_true_similarities(library
     )
 
 
-def test_random_precedents_cover_the_library_evenly(library: Library) -> None:
+def test_random_precedents_cover_the_library_evenly(library):
     finder = LibraryFinder(library, WordEncoder())
     try:
         drawn = RandomFinder(finder, seed=0)
@@ -325,7 +316,7 @@ def test_random_precedents_cover_the_library_evenly(library: Library) -> None:
     assert len(counts) == 60 and max(counts.values()) < 43 and min(counts.values()) > 1
 
 
-def test_controls_are_applied_or_refused(library: Library) -> None:
+def test_controls_are_applied_or_refused(library):
     court = full_court(Cast())
     assert with_control(court, "", 0) is court
     assert with_control(court, Control.SWAPPED, 0).settings.swap_sides

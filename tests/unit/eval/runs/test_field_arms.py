@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from court.ports import ChatRequest
 from eval.datasets.items import Protocol
 from eval.runs.results import read_results
 from eval.scores.compare import compare
@@ -78,6 +77,6 @@ def test_without_planted_worth_no_arm_changes_a_verdict(monkeypatch, tmp_path, d
     assert answers and all('a meme with the words "' in text and " was found " in text for text in answers)
 
 
-def summing_up(request: ChatRequest) -> list[str]:
+def summing_up(request):
     wanted = (request.reply_schema or {}).get("properties", {})
     return [part for part in request.parts if isinstance(part, str)] if "summary" in wanted else []

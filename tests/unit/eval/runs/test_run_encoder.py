@@ -1,11 +1,8 @@
 """Tests of runs whose precedents are searched by another encoder than the built-in one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +14,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.runs import run as runs
 from eval.runs.plan import Plan
-from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
+from eval.runs.precedents import comparing, prepare_precedents, read_prepared
 from eval.runs.results import RunFolder
 from eval.session.engine import Progress
 from eval.synthetic.make import Layout, make
@@ -32,14 +29,14 @@ LONG = "one two three four five six seven eight nine ten"
 
 
 class RecordingProgress(Progress):
-    def __init__(self) -> None:
+    def __init__(self):
         self.messages: list[str] = []
 
-    def tell(self, sentence: str) -> None:
+    def tell(self, sentence):
         self.messages.append(sentence)
 
 
-def prepare(root: Path, **options: Any) -> Prepared:
+def prepare(root, **options):
     memes = [("near", f"{LONG} eleven"), ("far", "quite other words"), ("further", "nothing of that kind")]
     lines = [json.dumps({"id": id_, "image": "a.png", "text": text, "label": "1"}) for id_, text in memes]
     (root / "train.jsonl").write_text("\n".join(lines))
@@ -59,7 +56,7 @@ def prepare(root: Path, **options: Any) -> Prepared:
     )
 
 
-def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_path: Path) -> None:
+def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     alone = prepare(tmp_path / "one", encoder=COMPARING, compared_by=COMPARING)
@@ -79,10 +76,10 @@ def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_p
     assert other.value.reason == "LIBRARY_FOR_OTHERS"
 
 
-def test_leaks_are_compared_by_the_built_in_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaks_are_compared_by_the_built_in_encoder(monkeypatch):
     encoders: list[WordEncoder] = []
 
-    def builtin() -> WordEncoder:
+    def builtin():
         encoders.append(WordEncoder(choose.name_of("builtin")))
         return encoders[-1]
 
@@ -93,10 +90,10 @@ def test_leaks_are_compared_by_the_built_in_encoder(monkeypatch: pytest.MonkeyPa
     assert len(encoders) == 1
 
 
-def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_uses_the_encoder_named_in_the_settings(tmp_path, monkeypatch):
     requests: list[tuple[Path | None, str | None]] = []
 
-    def load(library: Path | None, name: str | None = None) -> WordEncoder:
+    def load(library, name=None):
         requests.append((library, name))
         return SEARCHING
 
@@ -125,7 +122,7 @@ def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("command", ["run", "ablate"])
-def test_unknown_encoder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_unknown_encoder_is_an_error(tmp_path, monkeypatch, command):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     data = make(tmp_path / "data", Layout.HARMEME, train=8, val=0, test=4, seed=1)
     options = ["--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out"), "--split", "test"]

@@ -1,11 +1,8 @@
 """Tests of the precedents of a run: every leak is found under its right reason, and no other precedent is excluded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +16,7 @@ from eval.datasets.known import find_card
 from eval.datasets.read import read_split, source_of
 from eval.runs.judge import material_of
 from eval.runs.plan import Plan
-from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
+from eval.runs.precedents import prepare_precedents, read_prepared, shuffle_labels
 from eval.solvers.question import question_about
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
@@ -38,21 +35,21 @@ ENCODER = WordEncoder()
 LONG = "one two three four five six seven eight nine ten"
 
 
-def rows(*memes: tuple[str, str, str], label: str = "1") -> str:
+def rows(*memes, label="1"):
     """Lines of a file from triples of id, picture and text."""
     return "".join(
         json.dumps({"id": id_, "image": image, "text": text, "label": label}) + "\n" for id_, image, text in memes
     )
 
 
-def judged_memes(*memes: tuple[str, str, str]) -> list[JudgedMeme]:
+def judged_memes(*memes):
     return [
         JudgedMeme(id=id_, split="test", line=line, image=image, text=text, harmful=False, source_label="0")
         for line, (id_, image, text) in enumerate(memes, 1)
     ]
 
 
-def prepare(root: Path, train: str, memes: list[JudgedMeme], *, place: str = "library", **options) -> Prepared:
+def prepare(root, train, memes, *, place="library", **options):
     (root / "train.jsonl").write_text(train)
     pictures = root / "img"
     return asyncio.run(
@@ -68,13 +65,13 @@ def prepare(root: Path, train: str, memes: list[JudgedMeme], *, place: str = "li
     )
 
 
-def picture(root: Path, name: str, data: bytes) -> str:
+def picture(root, name, data):
     (root / "img").mkdir(exist_ok=True)
     (root / "img" / name).write_bytes(data)
     return name
 
 
-def pictures(root: Path) -> tuple[str, str, str]:
+def pictures(root):
     """A picture, another one, and the first with one pixel of another colour."""
     touched = Image.new("RGB", (16, 8), RED)
     touched.paste(BLUE, (8, 0, 16, 8))
@@ -84,19 +81,19 @@ def pictures(root: Path) -> tuple[str, str, str]:
     return first, other, retouched
 
 
-def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
+def reasons(prepared):
     return {excluded.precedent: (excluded.meme, excluded.why) for excluded in prepared.check.excluded}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
-def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> None:
+def test_exactly_the_planted_leaks_are_found(tmp_path, layout):
     data = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
     dataset = find_card(data.dataset)
     test = next(split.name for split in dataset.all_splits() if split.role == "test")
     read = read_split(dataset, data.root, test)
 
-    async def prepared() -> Prepared:
+    async def prepared():
         reader = GuardedPictureReader(workers=1)
         try:
             return await prepare_precedents(
@@ -122,7 +119,7 @@ def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> 
     assert not found.check.notes
 
 
-def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
+def test_first_reason_is_recorded_with_the_similarities(tmp_path):
     same, other = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
     train = rows(("j1", same, "one two"), ("t2", same, "three four"), ("t3", other, "one two"), ("t4", other, "x y z"))
     found = prepare(tmp_path, train, judged_memes(("j0", "", "other words"), ("j1", same, "One  two")))
@@ -133,7 +130,7 @@ def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
     assert third.text_similarity == 1 and third.picture_similarity < 0.7
 
 
-def test_another_file_of_the_same_pixels_is_a_leak(tmp_path: Path) -> None:
+def test_another_file_of_the_same_pixels_is_a_leak(tmp_path):
     still = Image.new("RGB", (9, 9), RED)
     one = picture(tmp_path, "a.png", encode(still, "PNG", compress_level=0))
     two = picture(tmp_path, "b.png", encode(still, "PNG", compress_level=9))
@@ -141,7 +138,7 @@ def test_another_file_of_the_same_pixels_is_a_leak(tmp_path: Path) -> None:
     assert reasons(found) == {"t1": ("j1", "same picture")}
 
 
-def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
+def test_near_duplicate_must_match_in_picture_and_text(tmp_path):
     close, far, retouched = pictures(tmp_path)
     train = rows(
         ("both", close, f"{LONG} eleven"), ("text", far, f"{LONG} twelve"), ("look", close, "quite other words")
@@ -155,7 +152,7 @@ def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
     assert not stricter.check.excluded and stricter.check.thresholds["text"] == 0.999
 
 
-def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) -> None:
+def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path):
     close, far, retouched = pictures(tmp_path)
     train = rows(
         ("copy", close, f"{LONG} eleven"), ("look", close, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
@@ -170,13 +167,13 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
         prepare(tmp_path, train, memes, place="apart")
 
 
-def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
+def test_pictures_without_text_are_compared_alone(tmp_path):
     close, _, retouched = pictures(tmp_path)
     train = rows(("mute", close, ""), ("speaks", close, "some words"))
     assert reasons(prepare(tmp_path, train, judged_memes(("j1", retouched, "")))) == {"mute": ("j1", "near-duplicate")}
 
 
-def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: Path) -> None:
+def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path):
     train = rows(("near", "", f"{LONG} eleven"), ("same", "", LONG), ("blank", "", "  "), ("far", "", "quite others"))
     found = prepare(tmp_path, train, judged_memes(("j1", "", LONG), ("j2", "", "")))
     assert reasons(found) == {"same": ("j1", "same text")}
@@ -187,7 +184,7 @@ def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: 
     assert "1 of the 4 rows of the train split can't be used" in notes
 
 
-def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) -> None:
+def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path):
     train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one"))
     first = prepare(tmp_path, train, memes)
     second = prepare(tmp_path, train, memes)
@@ -204,7 +201,7 @@ def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) 
     assert prepare(tmp_path, train, memes).check.excluded == first.check.excluded
 
 
-def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
+def test_train_split_is_embedded_once_through_the_cache(tmp_path):
     train = rows(("t1", "", "one"), ("t2", "", "two"), ("t3", "", "three"))
     prepare(tmp_path, train, judged_memes(("j1", "", "one")), cache=tmp_path / "cache")
     (cached,) = (tmp_path / "cache").iterdir()
@@ -230,13 +227,13 @@ def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_excluding_every_precedent_is_an_error(tmp_path: Path) -> None:
+def test_excluding_every_precedent_is_an_error(tmp_path):
     with pytest.raises(BadRequest) as refused:
         prepare(tmp_path, rows(("t1", "", "one")), judged_memes(("j1", "", "one")))
     assert refused.value.reason == "NOTHING_TO_CITE"
 
 
-def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_path: Path) -> None:
+def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_path):
     lines = [
         {
             "id": f"t{n}",
@@ -258,7 +255,7 @@ def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_pat
     assert [meme.label for meme in shuffle_labels(plain.library.memes, 6)] != labels[1]
 
 
-def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) -> None:
+def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path):
     train = rows(("t1", "", "one two"), ("t2", "", "three four"))
     memes = judged_memes(("j1", "", "One  two"))
     with_leaks = prepare(tmp_path, train, memes, keep_leaks=True)
@@ -275,7 +272,7 @@ def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.skipif(not HARMEME.is_dir(), reason="the annotations of HarMeme are not here")
 @pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])
-def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path: Path, folder: str, same_text: int) -> None:
+def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path, folder, same_text):
     """Counts only; they were obtained by comparing the keys of the texts pair by pair."""
     dataset = find_card(folder.lower())
     memes = read_split(dataset, HARMEME / folder, "val").memes

@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from eval.scores.measure import (
-    LOWER_IS_BETTER,
-    METRICS,
-    TaskArrays,
-    counted_memes,
-    draw_weights,
-    metric_of,
-    name_over_all,
-    strict_name,
-    value_of,
-)
+from eval.scores import measure
 
 LABELS = ("north", "south", "east", "west")
 
@@ -26,11 +16,11 @@ def arrays_of(gold, predicted, scores=None, answered=None, votes=None, labels=LA
     gold, predicted = np.asarray(gold, dtype=bool), np.asarray(predicted, dtype=bool)
     answered = np.ones(len(gold), dtype=bool) if answered is None else np.asarray(answered, dtype=bool)
     scores = np.full(gold.shape, np.nan) if scores is None else np.asarray(scores, dtype=float)
-    return TaskArrays(labels[: gold.shape[1]], gold, predicted & answered[:, None], answered, scores, votes)
+    return measure.TaskArrays(labels[: gold.shape[1]], gold, predicted & answered[:, None], answered, scores, votes)
 
 
 def value(name, arrays):
-    return value_of(metric_of(name, arrays.labels), arrays)
+    return measure.value_of(measure.metric_of(name, arrays.labels), arrays)
 
 
 @pytest.fixture(params=range(6))
@@ -154,27 +144,27 @@ def test_figures_without_a_defined_value_are_none():
     one_class = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]], scores=[[0.5, 0.5], [0.7, 0.3]])
     assert value("auroc", one_class) is None
     with pytest.raises(KeyError):
-        metric_of("f1:nowhere", LABELS)
+        measure.metric_of("f1:nowhere", LABELS)
     with pytest.raises(KeyError):
-        metric_of("kappa", LABELS)
+        measure.metric_of("kappa", LABELS)
 
 
 def test_weights_equal_repetition(multi):
     """A meme drawn twice counts as two memes would, in every metric."""
     rng = np.random.default_rng(5)
     weights = rng.integers(0, 4, (3, len(multi.answered)))
-    silent = TaskArrays(
+    silent = measure.TaskArrays(
         multi.labels,
         multi.gold,
         multi.predicted & (np.arange(60) % 7 > 0)[:, None],
         np.arange(60) % 7 > 0,
         multi.scores,
     )
-    for name, metric in METRICS.items():
+    for name, metric in measure.METRICS.items():
         drawn = metric(silent, weights.astype(float))
         for row, result in zip(weights, drawn, strict=True):
             repeated = np.repeat(np.arange(60), row)
-            twice = TaskArrays(
+            twice = measure.TaskArrays(
                 silent.labels,
                 silent.gold[repeated],
                 silent.predicted[repeated],
@@ -187,11 +177,11 @@ def test_weights_equal_repetition(multi):
 
 def test_groups_are_drawn_whole():
     groups = np.array([0, 0, 1, 2, 2, 2])
-    weights = draw_weights(groups, 6, 500, np.random.default_rng(0))
+    weights = measure.draw_weights(groups, 6, 500, np.random.default_rng(0))
     assert (weights[:, 0] == weights[:, 1]).all() and (weights[:, 3] == weights[:, 5]).all()
     assert (weights[:, [0, 2, 3]].sum(axis=1) == 3).all()
     assert weights[:, 2].mean() == pytest.approx(1, abs=0.15)
-    alone = draw_weights(None, 6, 500, np.random.default_rng(0))
+    alone = measure.draw_weights(None, 6, 500, np.random.default_rng(0))
     assert (alone.sum(axis=1) == 6).all() and alone.var(axis=0) == pytest.approx(5 / 6, abs=0.25)
 
 
@@ -208,12 +198,14 @@ def scored_half(*, answers):
 @pytest.mark.parametrize("name", ["auroc", "micro-auroc", "brier", "mmae", "auroc:yes"])
 def test_leaving_the_harder_half_unanswered_does_not_improve_a_strict_figure(name):
     whole, half = scored_half(answers=True), scored_half(answers=False)
-    better = -1 if name in LOWER_IS_BETTER else 1
+    better = -1 if name in measure.LOWER_IS_BETTER else 1
     assert better * value(name, half) > better * value(name, whole), "over answered memes, silence pays"
-    assert value(strict_name(name), whole) == value(name, whole)
-    assert better * value(strict_name(name), half) < better * value(name, whole)
-    assert [counted_memes(name, arrays) for arrays in (whole, half)] == [100, 50]
-    assert name_over_all(name, whole, whole) == name and name_over_all(name, whole, half) == strict_name(name)
+    assert value(measure.strict_name(name), whole) == value(name, whole)
+    assert better * value(measure.strict_name(name), half) < better * value(name, whole)
+    assert [measure.counted_memes(name, arrays) for arrays in (whole, half)] == [100, 50]
+    assert measure.name_over_all(name, whole, whole) == name and measure.name_over_all(
+        name, whole, half
+    ) == measure.strict_name(name)
 
 
 def test_strict_figures_count_a_missing_meme_as_wrong_as_can_be():
@@ -227,4 +219,4 @@ def test_strict_figures_count_a_missing_meme_as_wrong_as_can_be():
     one = arrays_of(gold, gold, answered=[True, False, False])
     assert (value("mmae", one), value("mmae-strict", one)) == (0, pytest.approx((0 + 1 + 2) / 3))
     nothing = arrays_of(gold, gold, answered=[False] * 3)
-    assert [value(name, nothing) for name in METRICS if name.endswith("-strict")] == [None] * 4
+    assert [value(name, nothing) for name in measure.METRICS if name.endswith("-strict")] == [None] * 4

@@ -1,10 +1,7 @@
 """Tests of choosing settings: refused splits, the best candidate, its equals, and how much the best owes to luck."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +10,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import SplitRole
-from eval.datasets.items import Outcome, Protocol
+from eval.datasets.items import Protocol
 from eval.datasets.known import known_cards
-from eval.runs.results import Results
-from eval.scores.choose import TOO_FEW_DIFFER, Choice, choice_in_words
+from eval.scores.choose import TOO_FEW_DIFFER, choice_in_words
 from eval.scores.metrics import task_card
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
@@ -28,16 +24,16 @@ from tests.support.judged import F, H, N, U
 PLAIN = Protocol.PLAIN
 
 
-def results(name: str, gold: list[bool], outcomes: list[Outcome], scores: list[float | None] | None = None) -> Results:
+def results(name, gold, outcomes, scores=None):
     return judged.results(gold, outcomes, name=name, **{"score": scores} if scores else {})
 
 
-def guessing(rng: np.random.Generator, gold: list[bool], right: float) -> list[Outcome]:
+def guessing(rng, gold, right):
     return [(H if harmful else N) if rng.random() < right else (N if harmful else H) for harmful in gold]
 
 
 @pytest.mark.parametrize("dataset", known_cards(), ids=lambda dataset: dataset.id)
-def test_test_and_train_splits_are_refused(dataset) -> None:
+def test_test_and_train_splits_are_refused(dataset):
     for split in dataset.all_splits():
         if split.role is SplitRole.VALIDATION:
             require_not_test(dataset, split.name)
@@ -50,7 +46,7 @@ def test_test_and_train_splits_are_refused(dataset) -> None:
         require_not_test(dataset, "other")
 
 
-def test_command_refuses_a_test_split_before_judging(tmp_path: Path) -> None:
+def test_command_refuses_a_test_split_before_judging(tmp_path):
     result = CliRunner().invoke(
         cli,
         ["sweep", "--dataset", "harm-c", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--split", "test",
@@ -60,7 +56,7 @@ def test_command_refuses_a_test_split_before_judging(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_grid_has_every_combination() -> None:
+def test_grid_has_every_combination():
     arms = grid(dict([parse_axis("exhibits=1,3"), parse_axis("alpha=0,0.5,null")]))
     assert [arm.name for arm in arms][:3] == ["exhibits=1,alpha=0", "exhibits=1,alpha=0.5", "exhibits=1,alpha=none"]
     assert len(arms) == 6 and arms[-1].overlay == {"exhibits": 3, "alpha": None}
@@ -73,7 +69,7 @@ def test_grid_has_every_combination() -> None:
         parse_axis("exhibits=")
 
 
-def test_thresholds_must_be_scores() -> None:
+def test_thresholds_must_be_scores():
     assert parse_thresholds("0.5,0.25,0.5") == (0.5, 0.25)
     assert parse_thresholds("") == ()
     for text in ("x", "1.5", "nan"):
@@ -81,7 +77,7 @@ def test_thresholds_must_be_scores() -> None:
             parse_thresholds(text)
 
 
-def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
+def test_candidates_are_ranked_and_scored_as_on_cards():
     rng = np.random.default_rng(0)
     gold = [bool(n % 3 == 0) for n in range(90)]
     runs = [results(f"r{n}", gold, guessing(rng, gold, right)) for n, right in enumerate((0.6, 0.9, 0.75))]
@@ -101,7 +97,7 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     assert not swept.ways[-1].within_noise and swept.ways[-1].behind.low > 0
 
 
-def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
+def test_thresholds_relabel_scored_memes_and_leave_the_others():
     gold = [True] * 5 + [False] * 5
     scores = [0.4, 0.4, 0.4, 0.4, None, 0.1, 0.1, 0.3, 0.3, None]
     swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], PLAIN, (0.2, 0.35), resamples=100)
@@ -113,7 +109,7 @@ def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     assert [candidate.threshold for candidate in bare.ways] == [None]
 
 
-def test_single_candidate_is_not_flattered() -> None:
+def test_single_candidate_is_not_flattered():
     gold = [bool(n % 2) for n in range(60)]
     swept = rank([results("r", gold, guessing(np.random.default_rng(0), gold, 0.7))], PLAIN, (), resamples=500)
     assert swept.flattered_by == 0
@@ -121,7 +117,7 @@ def test_single_candidate_is_not_flattered() -> None:
 
 
 @pytest.mark.slow
-def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
+def test_best_of_many_equals_is_flattered_by_about_the_estimate():
     """Thirty systems that are right about 70 % of all memes: any lead of the best is luck."""
     gold = [bool(n % 2) for n in range(200)]
     estimated, true = [], []
@@ -137,7 +133,7 @@ def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
     assert 0.75 < np.mean(estimated) / np.mean(true) < 1.25
 
 
-def test_clearly_best_candidate_owes_little_to_luck() -> None:
+def test_clearly_best_candidate_owes_little_to_luck():
     gold = [bool(n % 2) for n in range(200)]
     rng = np.random.default_rng(0)
     runs = [results(f"r{n}", gold, guessing(rng, gold, 0.9 if n == 4 else 0.6)) for n in range(10)]
@@ -146,7 +142,7 @@ def test_clearly_best_candidate_owes_little_to_luck() -> None:
     assert sum(candidate.within_noise for candidate in swept.ways) == 1
 
 
-def test_too_few_or_different_memes_are_refused() -> None:
+def test_too_few_or_different_memes_are_refused():
     few = results("r", [True] * 3 + [False] * 30, [H] * 33)
     with pytest.raises(BadRequest) as refused:
         rank([few], PLAIN, ())
@@ -157,9 +153,7 @@ def test_too_few_or_different_memes_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(tmp_path, monkeypatch, request):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
     data = make(tmp_path / "data", Layout.HARMEME, train=32, val=16, test=0, seed=2)
     options = [
@@ -185,11 +179,11 @@ def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
     assert nothing.exit_code == 2 and "nothing to choose from" in nothing.output
 
 
-def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
+def test_small_differences_are_noise_and_groups_are_drawn_whole():
     gold = [bool(n % 2) for n in range(40)]
     right = [H if harmful else N for harmful in gold]
 
-    def swept(wrong: int, group: int = 0) -> Choice:
+    def swept(wrong, group=0):
         worse = [N if outcome is H else H for outcome in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:

@@ -1,12 +1,9 @@
 """Calibration of the vote: settings chosen leave-one-out, probabilities, and the sure range."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from court.precedents import MinSimilarity, SureRange, VoteSettings, probability, share
 from court.verdict import Label
@@ -20,7 +17,7 @@ FLOORS = MinSimilarity(text=0.3, picture=0.5)
 DIM = 8
 
 
-def meme(number: int, harmful: bool, *, text: str | None = None, pixels: str = "") -> LabelledMeme:
+def meme(number, harmful, *, text=None, pixels=""):
     return LabelledMeme(
         id=f"m{number}",
         label=Label.HARMFUL if harmful else Label.NOT_HARMFUL,
@@ -31,9 +28,7 @@ def meme(number: int, harmful: bool, *, text: str | None = None, pixels: str = "
     )
 
 
-def world(
-    n: int, *, text: float, picture: float | None = None, seed: int = 0, share_of_harm: float = 0.5
-) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
+def world(n, *, text, picture=None, seed=0, share_of_harm=0.5):
     """Memes whose text and picture vectors separate the labels with the given strength; None for no pictures."""
     random = np.random.default_rng(seed)
     harmful = random.random(n) < share_of_harm
@@ -55,9 +50,7 @@ def world(
     intercept=st.floats(-3, 3),
     slope=st.floats(0.1, 5),
 )
-def test_vectorised_vote_equals_the_court_s_vote(
-    found: list[tuple[float, bool]], k: int, tau: float, prior: float, m: float, intercept: float, slope: float
-) -> None:
+def test_vectorised_vote_equals_the_court_s_vote(found, k, tau, prior, m, intercept, slope):
     found = sorted(found, key=lambda pair: -pair[0])
     similarities, harmful = [s for s, _ in found], [h for _, h in found]
     chosen = VoteSettings(k=k, tau=tau, prior=prior, prior_weight=m, intercept=intercept, slope=slope)
@@ -69,20 +62,20 @@ def test_vectorised_vote_equals_the_court_s_vote(
     assert probabilities_of(together, chosen)[0] == pytest.approx(probability(expected, chosen), abs=1e-9)
 
 
-def test_missing_neighbours_do_not_vote() -> None:
+def test_missing_neighbours_do_not_vote():
     chosen = VoteSettings(k=5, tau=0.1, prior=0.5)
     padded = shares(np.array([[0.9, 0.8, -np.inf, -np.inf]]), np.array([[True, False, True, True]]), chosen)
     assert padded[0] == pytest.approx(share([0.9, 0.8], [True, False], chosen), abs=1e-12)
 
 
 @pytest.mark.slow
-def test_alpha_favours_the_half_that_separates_the_labels() -> None:
+def test_alpha_favours_the_half_that_separates_the_labels():
     by_text = [calibrate(*world(400, text=0.3, picture=0.0, seed=seed), DIM, FLOORS) for seed in range(3)]
     by_picture = [calibrate(*world(400, text=0.0, picture=0.3, seed=seed), DIM, FLOORS) for seed in range(3)]
     assert np.mean([tuning.alpha for tuning in by_text]) > 0.5 > np.mean([tuning.alpha for tuning in by_picture])
 
 
-def test_calibration_reports_quality_of_the_vote() -> None:
+def test_calibration_reports_quality_of_the_vote():
     tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
     figures = tuning.calibration
     assert figures.method == "leave-one-out" and figures.n == 300 and not figures.note
@@ -92,7 +85,7 @@ def test_calibration_reports_quality_of_the_vote() -> None:
     assert tuning.vote.slope > 0
 
 
-def test_random_labels_score_at_chance() -> None:
+def test_random_labels_score_at_chance():
     calibrations = [calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS).calibration for seed in range(8)]
     accuracies = [figures.accuracy or 0 for figures in calibrations]
     # The best of 42 settings, measured on the same memes, would reach about 0.6.
@@ -100,12 +93,12 @@ def test_random_labels_score_at_chance() -> None:
     assert all(figures.brier is not None and figures.brier < 0.28 for figures in calibrations)
 
 
-def test_calibration_is_deterministic() -> None:
+def test_calibration_is_deterministic():
     tunings: list[Tuning] = [calibrate(*world(120, text=0.3, picture=0.3), DIM, FLOORS) for _ in range(2)]
     assert tunings[0] == tunings[1]
 
 
-def test_text_only_queries_have_their_own_tuning() -> None:
+def test_text_only_queries_have_their_own_tuning():
     """Pictures separate the labels and texts hardly do, so that text alone is often wrong."""
     rows, memes = world(600, text=0.05, picture=1.0)
     tuning = calibrate(rows, memes, DIM, FLOORS)
@@ -120,7 +113,7 @@ def test_text_only_queries_have_their_own_tuning() -> None:
     new, labelled = world(2000, text=0.05, picture=1.0, seed=7)
     truth = np.array([one.harmful for one in labelled])
 
-    def surer_than_right(tuned: Tuning) -> float:
+    def surer_than_right(tuned):
         assert tuned.regression is not None
         z = np.array([tuned.regression.log_odds(row[:DIM], None) for row in new])
         p = 1 / (1 + np.exp(-z))
@@ -129,7 +122,7 @@ def test_text_only_queries_have_their_own_tuning() -> None:
     assert surer_than_right(alone) < 0.05 < surer_than_right(tuning)
 
 
-def test_memes_without_text_do_not_affect_the_text_only_tuning() -> None:
+def test_memes_without_text_do_not_affect_the_text_only_tuning():
     rows, memes = world(300, text=1.0, picture=1.0)
     rows[::2, :DIM] = 0
     some = [
@@ -139,7 +132,7 @@ def test_memes_without_text_do_not_affect_the_text_only_tuning() -> None:
     assert alone is not None and alone.calibration.n == 150
 
 
-def test_older_library_makes_no_claims_for_text_only_queries() -> None:
+def test_older_library_makes_no_claims_for_text_only_queries():
     tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
     before = Tuning.model_validate_json(tuning.model_dump_json(exclude={"text_alone"}))
     alone = before.for_query(text=True, picture=False)
@@ -148,7 +141,7 @@ def test_older_library_makes_no_claims_for_text_only_queries() -> None:
     assert by_text.text_alone is None and by_text.for_query(text=True, picture=False) is by_text
 
 
-def test_alpha_gives_all_weight_to_the_only_half_present() -> None:
+def test_alpha_gives_all_weight_to_the_only_half_present():
     rows, memes = world(60, text=1.0)
     assert calibrate(rows, memes, DIM, FLOORS).alpha == 1.0
     rows, memes = world(60, text=1.0, picture=1.0)
@@ -158,7 +151,7 @@ def test_alpha_gives_all_weight_to_the_only_half_present() -> None:
 
 
 @pytest.mark.parametrize(("n", "harm"), [(1, 0.5), (19, 0.5), (50, 0.0), (50, 1.0)])
-def test_too_few_memes_get_defaults_and_a_note(n: int, harm: float) -> None:
+def test_too_few_memes_get_defaults_and_a_note(n, harm):
     tuning = calibrate(*world(n, text=1.0, share_of_harm=harm), DIM, FLOORS)
     assert tuning.calibration.method == "defaults"
     assert "nothing was chosen" in tuning.calibration.note
@@ -167,12 +160,12 @@ def test_too_few_memes_get_defaults_and_a_note(n: int, harm: float) -> None:
     assert tuning.floors == FLOORS
 
 
-def test_prior_is_the_share_of_harmful_memes() -> None:
+def test_prior_is_the_share_of_harmful_memes():
     rows, memes = world(200, text=0.5, share_of_harm=0.25)
     assert calibrate(rows, memes, DIM, FLOORS).vote.prior == sum(m.harmful for m in memes) / 200
 
 
-def test_duplicates_of_a_meme_are_no_neighbours() -> None:
+def test_duplicates_of_a_meme_are_no_neighbours():
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0] + np.eye(2 * DIM, dtype=np.float32)[DIM], (6, 1))
     memes = [
         meme(0, True, text="One two", pixels="p"),
@@ -188,7 +181,7 @@ def test_duplicates_of_a_meme_are_no_neighbours() -> None:
     assert found.labels.tolist() == [m.harmful for m in memes]
 
 
-def test_meme_without_text_or_picture_is_compared_by_the_other() -> None:
+def test_meme_without_text_or_picture_is_compared_by_the_other():
     rows = np.zeros((3, 2 * DIM), np.float32)
     rows[0, 0] = rows[1, 0] = rows[1, DIM] = rows[2, DIM] = 1
     memes = [meme(0, True), meme(1, False, pixels="p"), meme(2, True, text="", pixels="q")]
@@ -196,7 +189,7 @@ def test_meme_without_text_or_picture_is_compared_by_the_other() -> None:
     assert found.similarities[:, 0].tolist() == [1.0, 0.5, 1.0]
 
 
-def test_memes_without_neighbours_are_skipped() -> None:
+def test_memes_without_neighbours_are_skipped():
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0], (3, 1))
     duplicates = [meme(i, True, text="same") for i in range(3)]
     assert next(leave_one_out_neighbours(rows, duplicates, DIM, alphas=[1.0], depth=3, limit=9)).labels.size == 0
@@ -205,13 +198,13 @@ def test_memes_without_neighbours_are_skipped() -> None:
     assert calibrate(np.tile(rows[:1], (30, 1)), memes, DIM, FLOORS).calibration.method == "defaults"
 
 
-def test_large_library_is_evenly_sampled() -> None:
+def test_large_library_is_evenly_sampled():
     rows, memes = world(100, text=1.0)
     (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[1.0], depth=5, limit=10)
     assert found.labels.tolist() == [memes[i].harmful for i in range(0, 100, 11)]
 
 
-def test_logistic_fit_matches_scikit_learn_and_keeps_a_positive_slope() -> None:
+def test_logistic_fit_matches_scikit_learn_and_keeps_a_positive_slope():
     linear_model = pytest.importorskip("sklearn.linear_model")
     random = np.random.default_rng(1)
     x = random.normal(size=(3, 400))
@@ -224,12 +217,12 @@ def test_logistic_fit_matches_scikit_learn_and_keeps_a_positive_slope() -> None:
     assert turned[0] == 0.05
 
 
-def test_logistic_fit_of_separable_data_stays_finite() -> None:
+def test_logistic_fit_of_separable_data_stays_finite():
     intercept, slope = fit_logistic(np.array([[-4.0, -3.0, 3.0, 4.0]]), np.array([False, False, True, True]))
     assert np.isfinite(intercept).all() and 0 < slope[0] <= 10
 
 
-def votes_of(n: int, seed: int = 0, *, honest: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def votes_of(n, seed=0, *, honest=True):
     """Probabilities, and labels drawn by them; if not ``honest``, the probabilities are twice too confident."""
     random = np.random.default_rng(seed)
     p = random.beta(0.4, 0.4, size=n)
@@ -237,7 +230,7 @@ def votes_of(n: int, seed: int = 0, *, honest: bool = True) -> tuple[NDArray[np.
 
 
 @pytest.mark.parametrize("error", [0.01, 0.05, 0.2])
-def test_error_bound_is_that_of_clopper_and_pearson(error: float) -> None:
+def test_error_bound_is_that_of_clopper_and_pearson(error):
     beta = pytest.importorskip("scipy.stats").beta
     for n in (1, 44, 45, 46, 150, 1000, 4000):
         allowed = [wrong for wrong in range(n) if beta.ppf(CONFIDENCE, wrong + 1, n - wrong) <= error]
@@ -245,7 +238,7 @@ def test_error_bound_is_that_of_clopper_and_pearson(error: float) -> None:
     assert not within(0, 0, error) and not within(3, 3, error)
 
 
-def test_sure_range_settles_as_much_as_the_bound_allows() -> None:
+def test_sure_range_settles_as_much_as_the_bound_allows():
     p, labels = votes_of(4000)
     settles = choose_sure_range(p, labels, 0.5, 0.05)
     assert settles is not None and settles.error == 0.05 and settles.n == 4000
@@ -259,14 +252,14 @@ def test_sure_range_settles_as_much_as_the_bound_allows() -> None:
     assert wider is not None and wider.below > settles.below and wider.above < settles.above
 
 
-def test_no_sure_range_for_overconfident_or_few_votes() -> None:
+def test_no_sure_range_for_overconfident_or_few_votes():
     assert choose_sure_range(*votes_of(4000, honest=False), 0.5, 0.05) is None
     assert choose_sure_range(*votes_of(60), 0.5, 0.05) is None
     assert not settled(np.array([0.0, 0.5, 1.0]), None).any()
 
 
 @pytest.mark.parametrize("harmful", [False, True])
-def test_sure_range_can_cover_one_side_only(harmful: bool) -> None:
+def test_sure_range_can_cover_one_side_only(harmful):
     p = np.linspace(0, 1, 1001)
     sure = p >= 0.8 if harmful else p <= 0.2
     # One label in the sure range, and random labels elsewhere.
@@ -277,7 +270,7 @@ def test_sure_range_can_cover_one_side_only(harmful: bool) -> None:
     assert settled(np.array([0.0, 1.0]), settles).tolist() == [not harmful, harmful]
 
 
-def test_sure_range_stays_on_its_side_of_the_threshold() -> None:
+def test_sure_range_stays_on_its_side_of_the_threshold():
     p = np.linspace(0, 1, 1001)
     settles = choose_sure_range(p, np.zeros(p.size, np.bool_), 0.4, 0.05)
     assert settles is not None and (settles.below, settles.above) == (0.39, 2.0)
@@ -285,7 +278,7 @@ def test_sure_range_stays_on_its_side_of_the_threshold() -> None:
     assert settles is not None and (settles.below, settles.above) == (-1.0, 0.4)
 
 
-def test_settled_error_seldom_exceeds_the_bound() -> None:
+def test_settled_error_seldom_exceeds_the_bound():
     over = sides = 0
     for seed in range(200):
         settles = choose_sure_range(*votes_of(800, seed), 0.5, 0.05)
@@ -299,12 +292,12 @@ def test_settled_error_seldom_exceeds_the_bound() -> None:
     assert over / sides <= 1 - CONFIDENCE + 0.03
 
 
-def test_crossing_bounds_are_refused() -> None:
+def test_crossing_bounds_are_refused():
     with pytest.raises(ValueError, match="both ways"):
         SureRange(error=0.05, below=0.5, above=0.5, share=1, n=1)
 
 
-def test_separable_library_settles_and_reports_its_error() -> None:
+def test_separable_library_settles_and_reports_its_error():
     tuning = calibrate(*world(600, text=0.7, picture=0.7), DIM, FLOORS)
     settles, figures = tuning.settles, tuning.calibration
     assert settles is not None and settles.n == figures.n == 600
@@ -313,7 +306,7 @@ def test_separable_library_settles_and_reports_its_error() -> None:
     assert figures.settled_error is not None and figures.settled_error <= 0.05
 
 
-def test_uninformative_library_settles_no_votes() -> None:
+def test_uninformative_library_settles_no_votes():
     for seed in range(4):
         tuning = calibrate(*world(300, text=0.0, seed=seed), DIM, FLOORS)
         assert tuning.settles is None
@@ -322,11 +315,11 @@ def test_uninformative_library_settles_no_votes() -> None:
     assert few.settles is few.calibration.settled_share is None
 
 
-def test_settled_error_is_cross_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_error_is_cross_validated(monkeypatch):
     rows, memes = world(300, text=0.3)
     calls: list[list[bool]] = []
 
-    def settle_all(p: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float) -> SureRange:
+    def settle_all(p, labels, threshold, error):
         calls.append(labels.tolist())
         return SureRange(error=error, below=threshold - 1e-9, above=threshold, share=1, n=p.size)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from retrieval.library.manifest import LabelledMeme
 from retrieval.text import script_of
 
 
-def meme(number: int, text: str | None = None, picture: str | None = None) -> LabelledMeme:
+def meme(number, text=None, picture=None):
     return LabelledMeme(
         id=f"m{number}",
         label=Label.HARMFUL,
@@ -22,19 +20,19 @@ def meme(number: int, text: str | None = None, picture: str | None = None) -> La
     )
 
 
-def random_rows(n: int, lift: float, seed: int = 0) -> np.ndarray:
+def random_rows(n, lift, seed=0):
     """Returns rows of two halves, 32 and 48 wide; picture halves share a direction, as CLIP's do."""
     rng = np.random.default_rng(seed)
     text, picture = rng.normal(size=(n, 32)), rng.normal(size=(n, 48)) + lift
     return np.hstack([unit_rows(text), unit_rows(picture)])
 
 
-def percentile_95(half: np.ndarray) -> float:
+def percentile_95(half):
     similar = half.astype(np.float64) @ half.T
     return float(np.quantile(similar[~np.eye(len(half), dtype=bool)], 0.95))
 
 
-def test_floors_unknown_to_the_encoder_are_measured_on_pairs() -> None:
+def test_floors_unknown_to_the_encoder_are_measured_on_pairs():
     rows, memes = random_rows(400, 0.7), [meme(n) for n in range(400)]
     floors = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     assert floors.text == pytest.approx(percentile_95(rows[:, :32]), abs=0.01)
@@ -49,7 +47,7 @@ def test_floors_unknown_to_the_encoder_are_measured_on_pairs() -> None:
     )
 
 
-def test_duplicates_do_not_count_as_unrelated_memes() -> None:
+def test_duplicates_do_not_count_as_unrelated_memes():
     rows, memes = random_rows(60, 0.3), [meme(n) for n in range(60)]
     plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     # A template with ninety further copies would otherwise make half of all pairs identical.
@@ -60,7 +58,7 @@ def test_duplicates_do_not_count_as_unrelated_memes() -> None:
     assert measure_min_similarity(again, [*memes, *others], 32, PartialMinSimilarity()).picture > 0.99
 
 
-def test_missing_halves_are_ignored() -> None:
+def test_missing_halves_are_ignored():
     rows, memes = random_rows(50, 0.3), [meme(n) for n in range(50)]
     plain = measure_min_similarity(rows, memes, 32, PartialMinSimilarity())
     blank = np.zeros((50, 80), dtype=np.float32)
@@ -75,7 +73,7 @@ def test_missing_halves_are_ignored() -> None:
     )
 
 
-def test_text_floor_of_a_script_is_measured_on_texts_of_that_script() -> None:
+def test_text_floor_of_a_script_is_measured_on_texts_of_that_script():
     rows = random_rows(200, 0.3)
     # Unrelated texts of the second script are similar, as for a model that knows only its letters.
     rows[100:, :32] = unit_rows(rows[100:, :32] + 3 * np.eye(32)[0])
@@ -102,5 +100,5 @@ def test_text_floor_of_a_script_is_measured_on_texts_of_that_script() -> None:
         ("", ""),
     ],
 )
-def test_script_of_a_text_is_that_of_most_of_its_letters(text: str, script: str) -> None:
+def test_script_of_a_text_is_that_of_most_of_its_letters(text, script):
     assert script_of(text) == script

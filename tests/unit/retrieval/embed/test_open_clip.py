@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,7 @@ RED, BLUE = png_of((250, 20, 20), (10, 10, 10)), png_of((20, 20, 250), (240, 240
 
 
 @pytest.fixture(scope="module", autouse=True)
-def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
+def configs(tmp_path_factory):
     """Registers small models with open_clip by name; their weights are drawn where they are needed."""
     folder = tmp_path_factory.mktemp("configs")
     (folder / f"{TINY}.json").write_text(json.dumps(CONFIG))
@@ -59,7 +58,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def restore_thread_count() -> Iterator[None]:
+def restore_thread_count():
     import torch
 
     threads = torch.get_num_threads()
@@ -67,7 +66,7 @@ def restore_thread_count() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def weights(seed: int, model: str = TINY) -> dict[str, torch.Tensor]:
+def weights(seed, model=TINY):
     import open_clip
     import torch
 
@@ -76,30 +75,30 @@ def weights(seed: int, model: str = TINY) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_file(state: dict[str, torch.Tensor], path: Path) -> None:
+def save_file(state, path):
     from safetensors.torch import save_file
 
     save_file(state, path)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(configs: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(configs, tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_file(weights(1), path)
     return path
 
 
 @pytest.fixture(scope="module")
-def clip(checkpoint: Path) -> OpenClipEncoder:
+def clip(checkpoint):
     return OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu", threads=2)
 
 
 @pytest.fixture(scope="module")
-def mixed(checkpoint: Path) -> OpenClipEncoder:
+def mixed(checkpoint):
     return OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), device="cpu", threads=2)
 
 
-def refusal_of(source: ClipSource) -> CourtError:
+def refusal_of(source):
     with pytest.raises(CourtError) as caught:
         OpenClipEncoder.load(source, texts="clip", device="cpu")
     assert source.path is None or str(source.path) not in caught.value.message
@@ -121,7 +120,7 @@ def refusal_of(source: ClipSource) -> CourtError:
         ("local-dir:/a/b", ClipSource("local-dir", path=Path("/a/b")), "open_clip:local-dir (local)"),
     ],
 )
-def test_encoder_names_are_parsed(named: str, source: ClipSource, name: str | None) -> None:
+def test_encoder_names_are_parsed(named, source, name):
     assert parse_clip(named) == source and name_of(named) == source.name
     assert name is None or source.name == name
     if source.path is None:
@@ -131,20 +130,20 @@ def test_encoder_names_are_parsed(named: str, source: ClipSource, name: str | No
 @pytest.mark.parametrize(
     "named", ["open_clip:", "open_clip:ViT-B-32", "open_clip:ViT-B-32/", "open_clip:/x", "hf-hub:x", "local-dir:"]
 )
-def test_incomplete_encoder_names_are_refused(named: str) -> None:
+def test_incomplete_encoder_names_are_refused(named):
     with pytest.raises(BadRequest) as caught:
         load_encoder(named)
     assert caught.value.reason == "ENCODER_MALFORMED"
 
 
-def test_unknown_encoder_is_refused() -> None:
+def test_unknown_encoder_is_refused():
     with pytest.raises(BadRequest, match="open_clip:MODEL/TAG"):
         load_encoder("clip")
     with pytest.raises(BadRequest, match="--encoder"):
         load_encoder("builtin", texts="clip")
 
 
-def test_unknown_model_or_tag_is_refused() -> None:
+def test_unknown_model_or_tag_is_refused():
     for source in (ClipSource("vit-b32-siglip2", "webli"), ClipSource("ViT-L-14", "no_such"), ClipSource(TINY, "none")):
         refusal = refusal_of(source)
         assert refusal.reason == "ENCODER_UNKNOWN" and "list_pretrained" in refusal.message
@@ -154,13 +153,13 @@ def test_unknown_model_or_tag_is_refused() -> None:
 # Weights
 
 
-def test_missing_files_are_reported_without_a_path(tmp_path: Path) -> None:
+def test_missing_files_are_reported_without_a_path(tmp_path):
     assert "no checkpoint" in refusal_of(ClipSource(TINY, path=tmp_path / "none.pt")).message
     assert "open_clip_config.json" in refusal_of(ClipSource("local-dir", path=tmp_path)).message
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
+def test_damaged_weights_are_refused(tmp_path, suffix):
     import torch
 
     path = tmp_path / f"weights.{suffix}"
@@ -171,11 +170,11 @@ def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
         assert refusal_of(ClipSource(TINY, path=path)).reason == "ENCODER_DAMAGED", length
 
 
-def test_pickled_code_is_not_executed(tmp_path: Path) -> None:
+def test_pickled_code_is_not_executed(tmp_path):
     import torch
 
     class Trap:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return Path.touch, (tmp_path / "sprung",)
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
@@ -183,7 +182,7 @@ def test_pickled_code_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_weights_of_another_model_or_not_finite_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_or_not_finite_are_refused(tmp_path):
     import torch
 
     state = weights(1)
@@ -199,10 +198,10 @@ def test_weights_of_another_model_or_not_finite_are_refused(tmp_path: Path) -> N
     assert refusal_of(ClipSource(TINY, path=tmp_path / "list.pt")).reason == "ENCODER_DAMAGED"
 
 
-def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch):
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def none(*args: object, **kwargs: object) -> str:
+    def none(*args, **kwargs):
         raise FileNotFoundError("no file") from LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr("open_clip.download_pretrained", none)
@@ -213,15 +212,13 @@ def test_unreachable_or_private_weights_are_reported_with_a_remedy(monkeypatch: 
         assert caught.value.reason == "ENCODER_UNREACHABLE"
 
 
-def test_missing_open_clip_is_reported_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_open_clip_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(NotLoaded, match=r"memecourt\[clip\]"):
         OpenClipEncoder.load(ClipSource("ViT-B-32", "openai"))
 
 
-def test_weights_by_tag_bring_their_activation_and_preprocessing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_by_tag_bring_their_activation_and_preprocessing(tmp_path, monkeypatch):
     import open_clip
     import torch
 
@@ -250,7 +247,7 @@ def test_weights_by_tag_bring_their_activation_and_preprocessing(
     assert np.abs(local.embed_pictures([[RED]])[0] - expected).max() > 1e-4
 
 
-def test_local_directory_with_its_own_config_is_loaded(tmp_path: Path) -> None:
+def test_local_directory_with_its_own_config_is_loaded(tmp_path):
     save_file(weights(1), tmp_path / "open_clip_model.safetensors")
     preprocessing = {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "resize_mode": "longest"}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": preprocessing}))
@@ -266,7 +263,7 @@ def test_local_directory_with_its_own_config_is_loaded(tmp_path: Path) -> None:
 # Vectors
 
 
-def test_picture_vectors_match_open_clip(clip: OpenClipEncoder, checkpoint: Path) -> None:
+def test_picture_vectors_match_open_clip(clip, checkpoint):
     import open_clip
     import torch
 
@@ -285,7 +282,7 @@ def test_picture_vectors_match_open_clip(clip: OpenClipEncoder, checkpoint: Path
         clip.embed_pictures([[RED], []])
 
 
-def test_batched_pictures_come_back_in_order(clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_pictures_come_back_in_order(clip, monkeypatch):
     monkeypatch.setattr(ours, "BATCH", 4)
     pngs = [png_of((n * 11 % 256, n * 7 % 256, 255 - n), (n, 255 - n, n * 5 % 256)) for n in range(23)]
     together = clip.embed_pictures([[png] for png in pngs])
@@ -297,8 +294,8 @@ def test_batched_pictures_come_back_in_order(clip: OpenClipEncoder, monkeypatch:
             assert np.array_equal(found, together)
 
 
-def test_extremely_long_pictures_are_cropped_to_their_middle(clip: OpenClipEncoder) -> None:
-    def png(width: int, height: int) -> bytes:
+def test_extremely_long_pictures_are_cropped_to_their_middle(clip):
+    def png(width, height):
         out = io.BytesIO()
         Image.linear_gradient("L").resize((width, height)).convert("RGB").save(out, "PNG")
         return out.getvalue()
@@ -308,7 +305,7 @@ def test_extremely_long_pictures_are_cropped_to_their_middle(clip: OpenClipEncod
         assert np.linalg.norm(clip.embed_pictures([[png(width, height)]])) == pytest.approx(1, abs=1e-6)
 
 
-def test_clip_text_vectors_match_open_clip_and_truncation_is_reported(clip: OpenClipEncoder, checkpoint: Path) -> None:
+def test_clip_text_vectors_match_open_clip_and_truncation_is_reported(clip, checkpoint):
     import open_clip
     import torch
 
@@ -326,9 +323,7 @@ def test_clip_text_vectors_match_open_clip_and_truncation_is_reported(clip: Open
     assert clip.embed_texts([]).vectors.shape == (0, 24)
 
 
-def test_texts_go_to_the_sentence_encoder_if_clip_reads_too_few_tokens(
-    mixed: OpenClipEncoder, clip: OpenClipEncoder
-) -> None:
+def test_texts_go_to_the_sentence_encoder_if_clip_reads_too_few_tokens(mixed, clip):
     builtin = BuiltinEncoder()
     assert mixed.identity.texts_by == builtin.identity.name and mixed.identity.text_tokens == 256
     assert f"{mixed.identity}".startswith(f"open_clip:{TINY} (local) + builtin/all-MiniLM-L6-v2 (sha256:")
@@ -340,15 +335,13 @@ def test_texts_go_to_the_sentence_encoder_if_clip_reads_too_few_tokens(
     assert clip.floors.text is clip.floors.picture is None
 
 
-def test_clip_with_a_long_context_embeds_texts_itself(tmp_path: Path) -> None:
+def test_clip_with_a_long_context_embeds_texts_itself(tmp_path):
     save_file(weights(1, LONG), tmp_path / "long.safetensors")
     encoder = OpenClipEncoder.load(ClipSource(LONG, path=tmp_path / "long.safetensors"), device="cpu")
     assert (encoder.identity.text_tokens, encoder.identity.texts_by) == (300, "")
 
 
-def test_hugging_face_tokenizer_reports_truncation(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hugging_face_tokenizer_reports_truncation(checkpoint, tmp_path, monkeypatch):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -368,7 +361,7 @@ def test_hugging_face_tokenizer_reports_truncation(
 # Identity
 
 
-def test_identity_depends_on_the_weights_that_are_used(clip: OpenClipEncoder, checkpoint: Path, tmp_path: Path) -> None:
+def test_identity_depends_on_the_weights_that_are_used(clip, checkpoint, tmp_path):
     import torch
 
     again = OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu")
@@ -389,7 +382,7 @@ def test_identity_depends_on_the_weights_that_are_used(clip: OpenClipEncoder, ch
     assert touched.identity.digest != clip.identity.digest
 
 
-def test_unused_text_half_does_not_affect_the_identity(mixed: OpenClipEncoder, tmp_path: Path) -> None:
+def test_unused_text_half_does_not_affect_the_identity(mixed, tmp_path):
     state = weights(1)
     state["text_projection"] += 1
     save_file(state, tmp_path / "text.safetensors")
@@ -397,7 +390,7 @@ def test_unused_text_half_does_not_affect_the_identity(mixed: OpenClipEncoder, t
     assert same.identity == mixed.identity
 
 
-def test_choosing_an_encoder_imports_no_heavy_package() -> None:
+def test_choosing_an_encoder_imports_no_heavy_package():
     code = (
         "import sys; import retrieval.open, retrieval.embed.clip_names\n"
         "print(sorted({'torch', 'open_clip', 'timm', 'transformers'} & set(sys.modules)))"
@@ -409,7 +402,7 @@ def test_choosing_an_encoder_imports_no_heavy_package() -> None:
 # Libraries
 
 
-def meme_source(folder: Path, n: int = 30) -> Source:
+def meme_source(folder, n=30):
     lines = []
     for number in range(n):
         (folder / f"{number}.png").write_bytes(
@@ -421,9 +414,7 @@ def meme_source(folder: Path, n: int = 30) -> Source:
     return Source(folder / "memes.csv", pictures=folder)
 
 
-def test_library_is_searched_only_with_the_encoder_that_built_it(
-    tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder
-) -> None:
+def test_library_is_searched_only_with_the_encoder_that_built_it(tmp_path, checkpoint, mixed):
     place = tmp_path / "library"
     library, report = asyncio.run(
         build_library(place, [meme_source(tmp_path)], name="l", encoder=mixed, picture_reader=PlainPictureReader())
@@ -453,7 +444,7 @@ def test_library_is_searched_only_with_the_encoder_that_built_it(
 
 
 @pytest.mark.slow
-def test_library_of_the_builtin_encoder_needs_no_encoder_named(tmp_path: Path) -> None:
+def test_library_of_the_builtin_encoder_needs_no_encoder_named(tmp_path):
     builtin = BuiltinEncoder()
     asyncio.run(build_library(tmp_path / "library", [meme_source(tmp_path)], name="l", encoder=builtin))
     for named in (None, "builtin", "builtin/all-MiniLM-L6-v2"):
@@ -465,9 +456,7 @@ def test_library_of_the_builtin_encoder_needs_no_encoder_named(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_published_weights_named_by_a_library_are_loaded(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_weights_named_by_a_library_are_loaded(tmp_path, checkpoint, monkeypatch):
     import open_clip
 
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, TINY, {"some_tag": {"hf_hub": "org/name/"}})
@@ -481,9 +470,7 @@ def test_published_weights_named_by_a_library_are_loaded(
 
 
 @pytest.mark.slow
-def test_command_builds_extends_and_searches_a_library_with_clip(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_builds_extends_and_searches_a_library_with_clip(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     meme_source(tmp_path)
     named, place = f"open_clip:{TINY}/{checkpoint}", str(tmp_path / "library")
@@ -508,11 +495,11 @@ def test_command_builds_extends_and_searches_a_library_with_clip(
     assert CliRunner().invoke(cli, search).exit_code == 1
 
 
-def test_court_loads_the_encoder_its_library_names(tmp_path: Path, checkpoint: Path, mixed: OpenClipEncoder) -> None:
+def test_court_loads_the_encoder_its_library_names(tmp_path, checkpoint, mixed):
     place = tmp_path / "library"
     asyncio.run(build_library(place, [meme_source(tmp_path)], name="l", encoder=mixed))
 
-    async def opened(**options: Any) -> str:
+    async def opened(**options):
         settings = Settings(home=tmp_path / "home", library=place, picture_workers=1, text_workers=1, **options)
         async with open_court(settings, read_text=False) as executor:
             return executor.court.finder.library.encoder
@@ -524,8 +511,7 @@ def test_court_loads_the_encoder_its_library_names(tmp_path: Path, checkpoint: P
         asyncio.run(opened(encoder="builtin"))
 
 
-def test_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
-    from court.meme import Picture
+def test_next_batch_is_decoded_while_one_is_embedded(tmp_path):
     from retrieval.library.picture_import import Wanted, embed_pictures_of
     from retrieval.library.readers import read_source
     from retrieval.library.thumbnails import ThumbnailWriter
@@ -533,13 +519,13 @@ def test_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
     read, decoded_before = 0, []
 
     class Reader(PlainPictureReader):
-        async def read(self, data: bytes) -> Picture:
+        async def read(self, data):
             nonlocal read
             read += 1
             return await super().read(data)
 
     class Slow(WordEncoder):
-        def embed_pictures(self, pictures: Any) -> Any:
+        def embed_pictures(self, pictures):
             import time
 
             limit = time.monotonic() + 60
@@ -560,7 +546,7 @@ def test_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
-def test_weights_digest_covers_names_shapes_and_values() -> None:
+def test_weights_digest_covers_names_shapes_and_values():
     import torch
 
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
@@ -572,7 +558,7 @@ def test_weights_digest_covers_names_shapes_and_values() -> None:
     assert clip_weights.weights_digest({"a": one}) != clip_weights.weights_digest({"a": two})
 
 
-def test_gpu_convolutions_are_exact_and_settings_are_restored() -> None:
+def test_gpu_convolutions_are_exact_and_settings_are_restored():
     import torch
 
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
@@ -584,9 +570,7 @@ def test_gpu_convolutions_are_exact_and_settings_are_restored() -> None:
 
 
 @pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
-def test_pictures_are_prepared_like_in_open_clip(
-    clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_pictures_are_prepared_like_in_open_clip(clip, monkeypatch, mode):
     import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
 

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from retrieval.embed.encoder import unit_rows
 from retrieval.index.candidates import CandidateIndex, one_thread
@@ -17,19 +13,19 @@ DIGEST = "sha256:" + "0" * 64
 TEXT_DIM, DIM = 20, 43  # neither half is a multiple of the quantiser's part size
 
 
-def random_rows(n: int, seed: int = 1) -> NDArray[np.float32]:
+def random_rows(n, seed=1):
     random = np.random.default_rng(seed)
     halves = (unit_rows(random.normal(size=(n, dim))) for dim in (TEXT_DIM, DIM - TEXT_DIM))
     return np.ascontiguousarray(np.hstack(list(halves)))
 
 
 @pytest.fixture(scope="module")
-def rows() -> NDArray[np.float32]:
+def rows():
     return random_rows(900)
 
 
 @pytest.fixture(scope="module")
-def stage(rows: NDArray[np.float32]) -> CandidateIndex:
+def stage(rows):
     return CandidateIndex.build(rows, TEXT_DIM)
 
 
@@ -118,12 +114,12 @@ def test_one_thread_applies_to_the_calling_thread_and_is_undone():
 
 
 @pytest.fixture
-def saved(rows: NDArray[np.float32], tmp_path: Path) -> Path:
+def saved(rows, tmp_path):
     CandidateIndex.load_or_build(tmp_path / "fast", rows, TEXT_DIM, DIGEST)
     return tmp_path / "fast"
 
 
-def opened(path: Path, rows: NDArray[np.float32], digest: str = DIGEST) -> tuple[CandidateIndex, bool]:
+def opened(path, rows, digest=DIGEST):
     """Returns the index, and True if it was built anew."""
     built: list[int] = []
     index = CandidateIndex.load_or_build(path, rows, TEXT_DIM, digest, lambda done, total: built.append(done))

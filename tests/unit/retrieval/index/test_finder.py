@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import asyncio
 import io
 import threading
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +11,12 @@ from PIL import Image
 from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
 from court.ports import PrecedentFinder
-from court.precedents import Findings, MinSimilarity, Relation, SureRange, VoteSettings
+from court.precedents import MinSimilarity, Relation, SureRange, VoteSettings
 from court.verdict import Label
 from retrieval.index.exact import FusedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
-from retrieval.library.manifest import Calibration, LabelledMeme, StoredPicture, Tuning
+from retrieval.library.manifest import Calibration, LabelledMeme, Tuning
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder, follow
@@ -40,9 +36,7 @@ SPECS: list[Spec] = [
 ]
 
 
-def library_of(
-    path: Path, specs: list[Spec], *, alpha: float = 0.5, k: int = 3, settles: SureRange | None = None
-) -> Library:
+def library_of(path, specs, *, alpha=0.5, k=3, settles=None):
     memes, rows = [], np.zeros((len(specs), ENCODER.identity.dim), np.float32)
     path.mkdir(parents=True, exist_ok=True)
     thumbnails = ThumbnailWriter(path)
@@ -75,18 +69,18 @@ def library_of(
     )
 
 
-def store_thumbnail(thumbnails: ThumbnailWriter, png: bytes) -> StoredPicture:
+def store_thumbnail(thumbnails, png):
     return thumbnails.append(shrink(picture_of(png).frames[0]))
 
 
 @pytest.fixture
-def finder(tmp_path: Path) -> Iterator[LibraryFinder]:
+def finder(tmp_path):
     found = LibraryFinder(library_of(tmp_path / "library", SPECS), ENCODER)
     yield found
     found.close()
 
 
-def find(finder: LibraryFinder, text: str = "", png: bytes | None = None, **kwargs: Any) -> Findings:
+def find(finder, text="", png=None, **kwargs):
     picture = picture_of(png) if png else None
     options: dict[str, Any] = {"exhibits": 3, "tally": 4, "alpha": None} | kwargs
     port: PrecedentFinder = finder
@@ -101,7 +95,7 @@ def find(finder: LibraryFinder, text: str = "", png: bytes | None = None, **kwar
     )
 
 
-def test_precedents_are_ranked_by_the_weighted_sum_of_both_halves(finder: LibraryFinder) -> None:
+def test_precedents_are_ranked_by_the_weighted_sum_of_both_halves(finder):
     findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), alpha=0.3)
     first = findings.exhibits[0]
     assert (first.id, first.relation, first.source, first.categories) == ("cat", Relation.SAME_MEME, "s", ("c",))
@@ -117,7 +111,7 @@ def test_precedents_are_ranked_by_the_weighted_sum_of_both_halves(finder: Librar
     assert findings.vote_settings.k == 3
 
 
-def test_library_s_alpha_is_used_by_default(finder: LibraryFinder) -> None:
+def test_library_s_alpha_is_used_by_default(finder):
     assert find(finder, "x", png_of(RED)).search.alpha_asked == 0.5
 
 
@@ -133,14 +127,12 @@ def test_library_s_alpha_is_used_by_default(finder: LibraryFinder) -> None:
         ("throw away your vaccines", None, "text-only", Relation.SAME_TEXT),
     ],
 )
-def test_precedents_carry_their_relation_to_the_meme(
-    finder: LibraryFinder, text: str, png: bytes | None, id_: str, relation: Relation
-) -> None:
+def test_precedents_carry_their_relation_to_the_meme(finder, text, png, id_, relation):
     exhibits = {exhibit.id: exhibit for exhibit in find(finder, text, png, exhibits=5).exhibits}
     assert exhibits[id_].relation is relation
 
 
-def test_meme_without_text_is_compared_by_picture_alone_and_a_note_says_so(finder: LibraryFinder) -> None:
+def test_meme_without_text_is_compared_by_picture_alone_and_a_note_says_so(finder):
     findings = find(finder, "", png_of(RED, GREEN), alpha=0.9)
     assert (findings.search.alpha_asked, findings.search.alpha) == (0.9, 0.0)
     assert not findings.search.has_text and findings.search.has_picture
@@ -149,7 +141,7 @@ def test_meme_without_text_is_compared_by_picture_alone_and_a_note_says_so(finde
     assert findings.exhibits[0].id == "cat"
 
 
-def test_meme_without_picture_is_compared_by_text_alone_and_a_note_says_so(finder: LibraryFinder) -> None:
+def test_meme_without_picture_is_compared_by_text_alone_and_a_note_says_so(finder):
     findings = find(finder, "throw away your pills", None, alpha=0.1)
     assert findings.search.alpha == 1.0
     assert any("has no picture" in note for note in findings.notes)
@@ -157,7 +149,7 @@ def test_meme_without_picture_is_compared_by_text_alone_and_a_note_says_so(finde
     assert findings.exhibits[0].id == "pill"
 
 
-def test_library_without_pictures_is_searched_by_text_and_a_note_says_so(tmp_path: Path) -> None:
+def test_library_without_pictures_is_searched_by_text_and_a_note_says_so(tmp_path):
     finder = LibraryFinder(library_of(tmp_path, [(i, h, t, None) for i, h, t, _ in SPECS if t], alpha=0.5), ENCODER)
     findings = find(finder, "throw away your pills", png_of(RED))
     assert findings.search.alpha == 1.0
@@ -169,13 +161,13 @@ def test_library_without_pictures_is_searched_by_text_and_a_note_says_so(tmp_pat
     assert any("Nothing is left to compare" in note for note in nothing.notes)
 
 
-def test_meme_without_text_and_picture_has_no_precedents(finder: LibraryFinder) -> None:
+def test_meme_without_text_and_picture_has_no_precedents(finder):
     findings = find(finder, " \n", None)
     assert findings.exhibits == () and findings.tally == ()
     assert any("Nothing is left to compare" in note for note in findings.notes)
 
 
-def test_missing_half_of_a_precedent_scores_zero_and_is_counted_in_a_note(finder: LibraryFinder) -> None:
+def test_missing_half_of_a_precedent_scores_zero_and_is_counted_in_a_note(finder):
     findings = find(finder, "throw away your vaccines", png_of(RED, BLUE), exhibits=5)
     exhibits = {exhibit.id: exhibit for exhibit in findings.exhibits}
     assert exhibits["text-only"].picture_similarity is None
@@ -187,7 +179,7 @@ def test_missing_half_of_a_precedent_scores_zero_and_is_counted_in_a_note(finder
     assert not any("shown" in note for note in find(finder, "my cat sleeps", png_of(RED, GREEN), exhibits=1).notes)
 
 
-def test_nearest_precedent_of_each_label_is_found_at_any_distance(tmp_path: Path) -> None:
+def test_nearest_precedent_of_each_label_is_found_at_any_distance(tmp_path):
     specs: list[Spec] = [(f"b{i}", False, f"sunny day number {i}", None) for i in range(200)]
     finder = LibraryFinder(library_of(tmp_path, [*specs, ("far", True, "unlike all else", None)]), ENCODER)
     findings = find(finder, "sunny day number 7", None, exhibits=2)
@@ -197,14 +189,14 @@ def test_nearest_precedent_of_each_label_is_found_at_any_distance(tmp_path: Path
     assert "far" not in [entry.id for entry in findings.tally]
 
 
-def test_library_of_one_label_has_no_nearest_precedent_of_the_other(tmp_path: Path) -> None:
+def test_library_of_one_label_has_no_nearest_precedent_of_the_other(tmp_path):
     finder = LibraryFinder(library_of(tmp_path, [("a", True, "one two", None)]), ENCODER)
     findings = find(finder, "one")
     assert findings.nearest_harmful is not None and findings.nearest_benign is None
     assert len(findings.exhibits) == 1
 
 
-def test_at_least_the_library_s_k_nearest_precedents_are_counted(tmp_path: Path) -> None:
+def test_at_least_the_library_s_k_nearest_precedents_are_counted(tmp_path):
     specs: list[Spec] = [(str(i), i % 2 == 0, f"word{i}", None) for i in range(40)]
     finder = LibraryFinder(library_of(tmp_path, specs, k=30), ENCODER)
     few = find(finder, "word1", tally=5)
@@ -215,7 +207,7 @@ def test_at_least_the_library_s_k_nearest_precedents_are_counted(tmp_path: Path)
     assert find(finder, "word1", exhibits=0).exhibits == ()
 
 
-def test_excluded_precedents_are_neither_shown_nor_counted_and_a_note_says_so(finder: LibraryFinder) -> None:
+def test_excluded_precedents_are_neither_shown_nor_counted_and_a_note_says_so(finder):
     findings = find(finder, "throw away your pills", exclude=["pill", "text-only", "unheard of"], exhibits=5)
     assert findings.search.excluded == 2
     assert {"pill", "text-only"}.isdisjoint(entry.id for entry in findings.tally)
@@ -223,12 +215,12 @@ def test_excluded_precedents_are_neither_shown_nor_counted_and_a_note_says_so(fi
     assert any("2 precedents were left out" in note for note in findings.notes)
 
 
-def test_truncated_text_is_reported(finder: LibraryFinder) -> None:
+def test_truncated_text_is_reported(finder):
     assert find(finder, "word " * 51).text_cut
     assert not find(finder, "word " * 50).text_cut
 
 
-def test_all_frames_of_an_animation_count(finder: LibraryFinder) -> None:
+def test_all_frames_of_an_animation_count(finder):
     frames = [Frame(png_of(RED, GREEN), 16, 8), Frame(png_of(BLUE, RED), 16, 8, index=1)]
     findings = asyncio.run(finder.find(text="", frames=frames, pixels_sha256="other", exhibits=5, tally=5, alpha=None))
     similarity = {exhibit.id: exhibit.picture_similarity for exhibit in findings.exhibits}
@@ -238,7 +230,7 @@ def test_all_frames_of_an_animation_count(finder: LibraryFinder) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("Error in faiss at 0x7f"), MemoryError(), OSError("/secret"), ValueError("x")]
 )
-def test_encoder_failures_are_reported_as_unavailable_without_details(finder: LibraryFinder, error: Exception) -> None:
+def test_encoder_failures_are_reported_as_unavailable_without_details(finder, error):
     finder.encoder.broken = error  # type: ignore[attr-defined]
     try:
         with pytest.raises(Unavailable) as refusal:
@@ -249,8 +241,8 @@ def test_encoder_failures_are_reported_as_unavailable_without_details(finder: Li
     assert "0x" not in refusal.value.message and "secret" not in refusal.value.message
 
 
-def test_failure_of_the_scan_is_reported_as_unavailable(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_failure_of_the_scan_is_reported_as_unavailable(finder, monkeypatch):
+    def fail(*_):
         raise MemoryError
 
     monkeypatch.setattr(FusedIndex, "_rough_scores", fail)
@@ -258,23 +250,23 @@ def test_failure_of_the_scan_is_reported_as_unavailable(finder: LibraryFinder, m
         find(finder, "x")
 
 
-def test_closed_finder_is_unavailable(finder: LibraryFinder) -> None:
+def test_closed_finder_is_unavailable(finder):
     finder.close()
     with pytest.raises(Unavailable):
         find(finder, "x")
 
 
-def test_library_of_another_encoder_is_refused(tmp_path: Path, finder: LibraryFinder) -> None:
+def test_library_of_another_encoder_is_refused(tmp_path, finder):
     library = library_of(tmp_path / "other", SPECS)
     with pytest.raises(BadLibrary, match="other"):
         LibraryFinder(library, WordEncoder("other"))
 
 
-async def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_path: Path, finder: LibraryFinder) -> None:
+async def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_path, finder):
     old = finder._snapshot.library
     new = library_of(tmp_path / "new", [(f"n-{i}", h, t, p) for i, h, t, p in SPECS])
 
-    async def search() -> Findings:
+    async def search():
         return await finder.find(text="my cat sleeps", frames=(), pixels_sha256="", exhibits=3, tally=5, alpha=None)
 
     tasks = []
@@ -289,12 +281,12 @@ async def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_pat
     assert {findings.library.digest for findings in results} == {old.digest, new.digest}
 
 
-def pictures(finder: LibraryFinder, *ids: str) -> Sequence[Frame | None]:
+def pictures(finder, *ids):
     port: PrecedentFinder = finder
     return asyncio.run(port.pictures(ids))
 
 
-def test_pictures_of_precedents_are_png_frames_of_their_stated_size(finder: LibraryFinder) -> None:
+def test_pictures_of_precedents_are_png_frames_of_their_stated_size(finder):
     cat, unknown, text_only, again = pictures(finder, "cat", "nobody", "text-only", "cat")
     assert unknown is None and text_only is None and again == cat
     assert cat is not None and (cat.width, cat.height) == (16, 8)
@@ -305,10 +297,10 @@ def test_pictures_of_precedents_are_png_frames_of_their_stated_size(finder: Libr
     assert pictures(finder) == []
 
 
-def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_read_outside_the_event_loop(finder, monkeypatch):
     real, threads = Library.picture_of, []
 
-    def recording(library: Library, meme: LabelledMeme) -> bytes | None:
+    def recording(library, meme):
         threads.append(threading.current_thread().name)
         return real(library, meme)
 
@@ -317,7 +309,7 @@ def test_pictures_are_read_outside_the_event_loop(finder: LibraryFinder, monkeyp
     assert threads[0].startswith("precedents")
 
 
-def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path: Path) -> None:
+def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path):
     old = library_of(tmp_path, SPECS[:1])
     finder, thumbnails, bare = LibraryFinder(old, ENCODER), ThumbnailWriter(tmp_path), old.memes[0]
     grown = old
@@ -330,7 +322,7 @@ def test_pictures_outlive_the_generation_that_they_were_found_in(tmp_path: Path)
     assert all(pictures(finder, "cat", "new0", "new2"))
 
 
-def test_damaged_picture_raises_an_error(tmp_path: Path) -> None:
+def test_damaged_picture_raises_an_error(tmp_path):
     library = library_of(tmp_path, SPECS)
     finder, stored = LibraryFinder(library, ENCODER), library.memes[1].kept
     assert stored is not None
@@ -344,7 +336,7 @@ def test_damaged_picture_raises_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["no picture", "png", "large", "cut"])
-def test_thumbnail_in_another_form_is_refused_despite_a_valid_digest(tmp_path: Path, what: str) -> None:
+def test_thumbnail_in_another_form_is_refused_despite_a_valid_digest(tmp_path, what):
     good = shrink(Frame(png_of(*[RED, GREEN] * 40), 640, 8))
     out = io.BytesIO()
     Image.new("RGB", (SIDE + 1, 1)).save(out, "JPEG")
@@ -358,10 +350,8 @@ def test_thumbnail_in_another_form_is_refused_despite_a_valid_digest(tmp_path: P
     assert refusal.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_unreadable_pictures_are_reported_as_unavailable(
-    finder: LibraryFinder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
+def test_unreadable_pictures_are_reported_as_unavailable(finder, monkeypatch):
+    def fail(*_):
         raise OSError("/secret/place")
 
     monkeypatch.setattr(Library, "picture_of", fail)
@@ -373,7 +363,7 @@ def test_unreadable_pictures_are_reported_as_unavailable(
         pictures(finder, "cat")
 
 
-def test_sure_range_of_the_library_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
+def test_sure_range_of_the_library_is_passed_on(tmp_path, finder):
     assert find(finder, "x").settles is None
     settles = SureRange(error=0.05, below=0.1, above=2, share=0.2, n=500)
     other = LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER)
@@ -388,7 +378,7 @@ MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def marked(path: Path) -> LibraryFinder:
+def marked(path):
     """Returns a finder over the memes marked as in MARKS; of the last two, one was added live and one relabelled."""
     plain = library_of(path / "plain", RICH)
     memes = [meme.model_copy(update=MARKS.get(meme.id, {})) for meme in plain.memes]
@@ -424,7 +414,7 @@ def marked(path: Path) -> LibraryFinder:
         (Filter(sources=("nowhere",)), set()),
     ],
 )
-def test_search_finds_only_precedents_that_pass_the_filter(tmp_path: Path, where: Filter, ids: set[str]) -> None:
+def test_search_finds_only_precedents_that_pass_the_filter(tmp_path, where, ids):
     finder = marked(tmp_path)
     for _ in range(2):  # the second search uses the cached filter
         findings = find(finder, "my cat sleeps all day", png_of(RED, GREEN), where=where, tally=10)
@@ -434,12 +424,12 @@ def test_search_finds_only_precedents_that_pass_the_filter(tmp_path: Path, where
     finder.close()
 
 
-def test_filter_by_a_time_without_a_zone_is_refused() -> None:
+def test_filter_by_a_time_without_a_zone_is_refused():
     with pytest.raises(ValueError, match="time zone"):
         Filter(since=datetime(2025, 1, 1))  # noqa: DTZ001 - that is what is refused
 
 
-def test_the_meme_itself_and_near_duplicates_can_be_left_out(tmp_path: Path) -> None:
+def test_the_meme_itself_and_near_duplicates_can_be_left_out(tmp_path):
     similar_png = png_of((250, 5, 5), (5, 240, 15))
     specs = [
         *RICH,
@@ -458,7 +448,7 @@ def test_the_meme_itself_and_near_duplicates_can_be_left_out(tmp_path: Path) -> 
     finder.close()
 
 
-def test_changed_library_finds_the_same_as_one_written_in_full(tmp_path: Path) -> None:
+def test_changed_library_finds_the_same_as_one_written_in_full(tmp_path):
     changed = marked(tmp_path).searched
     memes = [meme.model_copy(update={"kept": None}) for meme in changed.memes]
     whole = Library.create(
@@ -478,7 +468,7 @@ def test_changed_library_finds_the_same_as_one_written_in_full(tmp_path: Path) -
                 assert one.model_copy(update={"library": other.library}) == other
 
 
-def test_after_a_replacement_a_picture_comes_from_the_library_it_was_found_in(tmp_path: Path) -> None:
+def test_after_a_replacement_a_picture_comes_from_the_library_it_was_found_in(tmp_path):
     red, blue = ("a", True, "same words", png_of(RED)), ("a", True, "same words", png_of(BLUE))
     old, new = library_of(tmp_path / "old", [red]), library_of(tmp_path / "new", [blue])
     finder = LibraryFinder(old, ENCODER)
@@ -494,7 +484,7 @@ def test_after_a_replacement_a_picture_comes_from_the_library_it_was_found_in(tm
     assert pictures(fresh, "a") not in ([shown], [None])
 
 
-async def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is_damaged(tmp_path: Path) -> None:
+async def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is_damaged(tmp_path):
     library = library_of(tmp_path, SPECS)
     finder, writer, messages = LibraryFinder(library, ENCODER), LibraryWriter(library), []
     extra = library.memes[0].model_copy(update={"id": "extra", "kept": None})

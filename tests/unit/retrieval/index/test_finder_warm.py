@@ -1,18 +1,13 @@
 """The candidate index of a large library in the finder: built, saved, rebuilt if damaged, without altering results."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from court.precedents import Findings, MinSimilarity, VoteSettings
+from court.precedents import MinSimilarity, VoteSettings
 from court.verdict import Label
 from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, unit_rows
 from retrieval.index.candidates import CandidateIndex
@@ -32,16 +27,16 @@ STEPS = ("rows made quick to search", "bytes of vectors read")
 class NumberEncoder(Halves):
     """Encodes texts that are numbers; numbers of the same cluster get similar vectors."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.identity = EncoderIdentity(
             name="numbered", digest=f"sha256:{'0' * 64}", text_dim=DIM, picture_dim=DIM, text_tokens=9
         )
         self.floors = MinSimilarity(text=0.1, picture=0.1)
 
-    def embed_texts(self, texts: list[str]) -> TextEmbeddings:
+    def embed_texts(self, texts):
         return TextEmbeddings(unit_rows(np.stack([_half(int(text), 0) for text in texts])), (False,) * len(texts))
 
-    def embed_pictures(self, pictures: list[list[bytes]]) -> NDArray[np.float32]:
+    def embed_pictures(self, pictures):
         raise AssertionError("no picture is embedded here")
 
 
@@ -49,16 +44,16 @@ ENCODER = NumberEncoder()
 
 
 @cache
-def _centre(cluster: int, half: int) -> NDArray[np.float64]:
+def _centre(cluster, half):
     return np.random.default_rng([1, half, cluster]).normal(size=DIM)
 
 
 @cache
-def _half(number: int, half: int) -> NDArray[np.float64]:
+def _half(number, half):
     return _centre(number % 60, half) + np.random.default_rng([2, half, number]).normal(size=DIM) * 0.7
 
 
-def _meme(number: int) -> LabelledMeme:
+def _meme(number):
     return LabelledMeme(
         id=f"m{number}",
         label=Label.HARMFUL if number % 3 else Label.NOT_HARMFUL,
@@ -69,18 +64,18 @@ def _meme(number: int) -> LabelledMeme:
     )
 
 
-def _row(number: int) -> NDArray[np.float32]:
+def _row(number):
     return unit_rows(np.stack([_half(number, 0), _half(number, 1)])).ravel()
 
 
 @pytest.fixture(scope="module")
-def large_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_library(tmp_path_factory):
     root = tmp_path_factory.mktemp("large") / "library"
     _create(root)
     return root
 
 
-def _create(root: Path, first: int = 0) -> Library:
+def _create(root, first=0):
     return Library.create(
         root,
         name="large",
@@ -98,12 +93,12 @@ def _create(root: Path, first: int = 0) -> Library:
 
 
 @pytest.fixture
-def candidate_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def candidate_counts(monkeypatch):
     """Numbers of candidates requested from candidate indexes; a library of a thousand memes counts as large here."""
     numbers: list[int] = []
     original = CandidateIndex.candidates
 
-    def candidates(self: CandidateIndex, query: NDArray[np.float32], n: int) -> object:
+    def candidates(self, query, n):
         numbers.append(n)
         return original(self, query, n)
 
@@ -113,17 +108,17 @@ def candidate_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def finder(large_library: Path) -> Iterator[LibraryFinder]:
+def finder(large_library):
     found = LibraryFinder(Library.open(large_library, ENCODER.identity), ENCODER)
     yield found
     found.close()
 
 
-def search_results(finder: LibraryFinder) -> list[Findings]:
+def search_results(finder):
     draw = random.Random(3)
     where = Filter(sources=("odd",))
 
-    async def found() -> list[Findings]:
+    async def found():
         return [
             await finder.find(
                 text=str(draw.randrange(2 * SIZE)),
@@ -143,26 +138,24 @@ def search_results(finder: LibraryFinder) -> list[Findings]:
     return asyncio.run(found())
 
 
-def warm(finder: LibraryFinder) -> dict[str, tuple[int, int]]:
+def warm(finder):
     """Warms the finder, and returns the last progress reported for each step."""
     progress: dict[str, tuple[int, int]] = {}
     finder.warm(lambda step, done, total: progress.update({step: (done, total)}))
     return progress
 
 
-def index_file(library: Library) -> Path:
+def index_file(library):
     return library.directory / "fast.faiss"
 
 
-def test_small_library_is_scanned_without_a_candidate_index(large_library: Path, finder: LibraryFinder) -> None:
+def test_small_library_is_scanned_without_a_candidate_index(large_library, finder):
     assert warm(finder) == {STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
     assert finder._snapshot.base.fast is None
     assert not index_file(finder.searched).exists()
 
 
-def test_candidate_search_of_a_large_library_gives_identical_results(
-    finder: LibraryFinder, candidate_counts: list[int]
-) -> None:
+def test_candidate_search_of_a_large_library_gives_identical_results(finder, candidate_counts):
     exact = search_results(finder)
     assert not candidate_counts
     assert warm(finder) == {STEPS[0]: (SIZE, SIZE), STEPS[1]: (SIZE * 2 * DIM * 4, SIZE * 2 * DIM * 4)}
@@ -172,7 +165,7 @@ def test_candidate_search_of_a_large_library_gives_identical_results(
     assert warm(finder) == {}
 
 
-def test_candidate_index_is_saved_for_the_next_start(tmp_path: Path, candidate_counts: list[int]) -> None:
+def test_candidate_index_is_saved_for_the_next_start(tmp_path, candidate_counts):
     library = _create(tmp_path / "library")
     first = LibraryFinder(library, ENCODER)
     assert STEPS[0] in warm(first)
@@ -186,7 +179,7 @@ def test_candidate_index_is_saved_for_the_next_start(tmp_path: Path, candidate_c
         finder.close()
 
 
-def test_live_changes_are_applied_on_top_of_the_candidate_index(tmp_path: Path, candidate_counts: list[int]) -> None:
+def test_live_changes_are_applied_on_top_of_the_candidate_index(tmp_path, candidate_counts):
     library = _create(tmp_path / "library")
     finder = LibraryFinder(library, ENCODER)
     warm(finder)
@@ -225,7 +218,7 @@ def test_live_changes_are_applied_on_top_of_the_candidate_index(tmp_path: Path, 
     following.close()
 
 
-def test_slow_warming_is_reported_in_steps_of_ten_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_warming_is_reported_in_steps_of_ten_percent(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("serving.wiring.time.monotonic", lambda: clock[0])
     messages: list[str] = []

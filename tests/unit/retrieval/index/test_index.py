@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from retrieval.embed.encoder import unit_rows
 from retrieval.index.exact import FusedIndex
@@ -21,9 +18,7 @@ from tests.support.index import DIM, UNITS, half, reference
     k=st.integers(1, 80),
     excluded=st.sets(st.integers(0, 59), max_size=20),
 )
-def test_search_matches_the_definition(
-    pairs: list[tuple[int, int]], query: tuple[int, int], alpha: float, k: int, excluded: set[int]
-) -> None:
+def test_search_matches_the_definition(pairs, query, alpha, k, excluded):
     rows = np.array([np.concatenate([UNITS[t], UNITS[g]]) for t, g in pairs], np.float32)
     exclude = {row for row in excluded if row < len(rows)}
     expected = reference(rows, UNITS[query[0]], UNITS[query[1]], alpha, sorted(set(range(len(rows))) - exclude))[:k]
@@ -35,7 +30,7 @@ def test_search_matches_the_definition(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_search_matches_numpy_on_many_rows_with_duplicates_and_close_scores(alpha: float) -> None:
+def test_search_matches_numpy_on_many_rows_with_duplicates_and_close_scores(alpha):
     random = np.random.default_rng(7)
     text, picture = (unit_rows(random.normal(size=(3000, 24))) for _ in range(2))
     text[1000:2000] = text[:1000]
@@ -55,14 +50,14 @@ def test_search_matches_numpy_on_many_rows_with_duplicates_and_close_scores(alph
         assert order == sorted(order)
 
 
-def test_equal_rows_keep_their_order_even_beyond_the_fetched_number() -> None:
+def test_equal_rows_keep_their_order_even_beyond_the_fetched_number():
     rows = np.tile(np.array([[0.6, 0.8, 1, 0]], np.float32), (5000, 1))
     query = np.array([1, 0], np.float32)
     hits = FusedIndex(rows, 2).search(query, query, alpha=0.5, k=7, exclude=[0, 3])
     assert hits.rows.tolist() == [1, 2, 4, 5, 6, 7, 8]
 
 
-def test_search_is_restricted_to_the_named_rows() -> None:
+def test_search_is_restricted_to_the_named_rows():
     rows = np.eye(4, dtype=np.float32)
     index = FusedIndex(rows, 2)
     query = np.array([1, 0], np.float32)
@@ -71,7 +66,7 @@ def test_search_is_restricted_to_the_named_rows() -> None:
     assert nothing.rows.size == nothing.scores.size == 0
 
 
-def test_memory_mapped_rows_are_not_copied(tmp_path) -> None:
+def test_memory_mapped_rows_are_not_copied(tmp_path):
     np.save(tmp_path / "rows.npy", np.eye(6, dtype=np.float32))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     index = FusedIndex(mapped, 3)
@@ -81,7 +76,7 @@ def test_memory_mapped_rows_are_not_copied(tmp_path) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", [0, 1])
-def test_query_with_non_finite_values_is_refused(bad: float, which: int) -> None:
+def test_query_with_non_finite_values_is_refused(bad, which):
     halves = [np.array([1, 0], np.float32), np.array([1, 0], np.float32)]
     halves[which][1] = bad
     with pytest.raises(ValueError, match="not finite"):
@@ -98,12 +93,12 @@ def test_query_with_non_finite_values_is_refused(bad: float, which: int) -> None
         ({"alpha": 0.5, "k": 1, "among": np.ones(3, bool)}, "shape"),
     ],
 )
-def test_invalid_search_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_search_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.array([1, 0], np.float32), None, **arguments)
 
 
-def test_query_of_another_length_is_refused() -> None:
+def test_query_of_another_length_is_refused():
     with pytest.raises(ValueError, match="2 values"):
         FusedIndex(np.eye(4, dtype=np.float32), 2).search(np.ones(3, np.float32), None, alpha=1, k=1)
 
@@ -111,6 +106,6 @@ def test_query_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize(
     "rows", [np.eye(4), np.eye(4, dtype=np.float32)[:, ::2], np.ones(4, np.float32), np.eye(2, dtype=np.float32)]
 )
-def test_rows_of_another_shape_or_type_are_refused(rows: NDArray[np.float32]) -> None:
+def test_rows_of_another_shape_or_type_are_refused(rows):
     with pytest.raises(ValueError):
         FusedIndex(rows, 2)

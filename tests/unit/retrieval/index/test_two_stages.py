@@ -1,16 +1,13 @@
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from retrieval.embed.encoder import unit_rows
 from retrieval.index.candidates import CandidateIndex
-from retrieval.index.exact import FusedIndex, Hits, ScanPolicy, merged
+from retrieval.index.exact import FusedIndex, ScanPolicy, merged
 from tests.support.index import DIM, UNITS, half, reference
 
 ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -18,7 +15,7 @@ SMALL = ScanPolicy(few=0, scanned_share=0, candidates=(60, 240), asked_share=1)
 HALF = 24
 
 
-def clustered(n: int, seed: int, *, without: bool = False) -> NDArray[np.float32]:
+def clustered(n, seed, *, without=False):
     random = np.random.default_rng(seed)
     halves = []
     for _ in range(2):
@@ -31,7 +28,7 @@ def clustered(n: int, seed: int, *, without: bool = False) -> NDArray[np.float32
 
 
 @functools.cache
-def library(n: int, seed: int, *, without: bool = False) -> tuple[NDArray[np.float32], CandidateIndex]:
+def library(n, seed, *, without=False):
     rows = clustered(n, seed, without=without)
     return rows, CandidateIndex.build(rows, HALF)
 
@@ -39,7 +36,7 @@ def library(n: int, seed: int, *, without: bool = False) -> tuple[NDArray[np.flo
 class CountingStage:
     """A first stage that counts its queries and may be made less accurate by noise."""
 
-    def __init__(self, stage: CandidateIndex, noise: float = 0.0) -> None:
+    def __init__(self, stage, noise=0.0):
         self.rows, self.dim, self.text_dim = stage.rows, stage.dim, stage.text_dim
         self.asked: list[int] = []
         self._stage = stage
@@ -53,7 +50,7 @@ class CountingStage:
         return rows[order], rough[order]
 
 
-def same_hits(found: Hits, exact: Hits) -> bool:
+def same_hits(found, exact):
     return all(
         np.array_equal(getattr(found, name), getattr(exact, name)) for name in ("rows", "scores", "text", "picture")
     )

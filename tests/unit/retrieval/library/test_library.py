@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -7,12 +5,10 @@ import os
 import pickle
 import random
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from court.errors import BadLibrary, BadRequest, Unavailable
 from retrieval.library import storage
@@ -23,7 +19,7 @@ from tests.support.library import ENCODER, PICTURES, _break_at, content, create,
 from tests.support.library import library as library
 
 
-def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
+def forge(library, change):
     """Alters a generation as an attacker would who recomputes all digests."""
     generation = library.root / "generations" / library.generation
     manifest = json.loads((generation / "manifest.json").read_text())
@@ -37,7 +33,7 @@ def forge(library: Library, change: Callable[[Path, dict], None]) -> None:
     (library.root / "CURRENT").write_text(f"{library.generation} sha256:{digest}\n")
 
 
-def test_library_reads_back_as_written(library: Library) -> None:
+def test_library_reads_back_as_written(library):
     again = Library.open(library.root, ENCODER.identity)
     memes, rows = content("a", "b", "c")
     assert [meme.model_copy(update={"kept": None}) for meme in again.memes] == memes
@@ -65,7 +61,7 @@ def test_library_reads_back_as_written(library: Library) -> None:
         again.rows[0, 0] = 1
 
 
-def test_adding_makes_a_new_generation_and_leaves_the_old_object_unchanged(library: Library) -> None:
+def test_adding_makes_a_new_generation_and_leaves_the_old_object_unchanged(library):
     memes, rows = content("d", "e")
     larger = library.add(memes, rows)
     assert ids_of(larger) == ["a", "b", "c", "d", "e"]
@@ -74,7 +70,7 @@ def test_adding_makes_a_new_generation_and_leaves_the_old_object_unchanged(libra
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ids_of(larger)
 
 
-def test_duplicate_ids_are_refused_and_named(library: Library) -> None:
+def test_duplicate_ids_are_refused_and_named(library):
     with pytest.raises(BadRequest, match="already in the library: b, c"):
         library.add(*content("b", "x", "c"))
     with pytest.raises(BadRequest, match="there twice: x"):
@@ -82,13 +78,13 @@ def test_duplicate_ids_are_refused_and_named(library: Library) -> None:
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
 
 
-def test_adding_to_an_outdated_library_object_is_refused(library: Library) -> None:
+def test_adding_to_an_outdated_library_object_is_refused(library):
     library.add(*content("d"))
     with pytest.raises(BadRequest, match="changed since it was opened"):
         library.add(*content("e"))
 
 
-def test_library_is_overwritten_only_on_request(library: Library) -> None:
+def test_library_is_overwritten_only_on_request(library):
     with pytest.raises(BadRequest, match="already"):
         create(library.root, "z")
     replaced = create(library.root, "z", replace=True)
@@ -96,14 +92,14 @@ def test_library_is_overwritten_only_on_request(library: Library) -> None:
     assert replaced.generation == "000002"
 
 
-def test_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "holiday.txt").write_text("x")
     with pytest.raises(BadRequest, match="other things"):
         create(tmp_path, "a")
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.txt"]
 
 
-def test_concurrent_writers_are_refused(library: Library) -> None:
+def test_concurrent_writers_are_refused(library):
     with storage.writing(library.root):
         with pytest.raises(Unavailable, match="Somebody else") as refusal:
             library.add(*content("d"))
@@ -112,7 +108,7 @@ def test_concurrent_writers_are_refused(library: Library) -> None:
     assert len(library.add(*content("d")).memes) == 4
 
 
-def test_invalid_rows_are_not_written(library: Library) -> None:
+def test_invalid_rows_are_not_written(library):
     memes, rows = content("d")
     for bad in (rows * 2, rows * np.nan, rows * 0):
         with pytest.raises(ValueError, match="row 3 of"):
@@ -122,7 +118,7 @@ def test_invalid_rows_are_not_written(library: Library) -> None:
     assert ids_of(Library.open(library.root, ENCODER.identity)) == ["a", "b", "c"]
 
 
-def test_flipped_bit_in_any_file_is_detected(library: Library) -> None:
+def test_flipped_bit_in_any_file_is_detected(library):
     for name, path in files_of(library).items():
         if name == "pictures.bin":
             continue  # damage there is detected when a picture is read: see below
@@ -139,7 +135,7 @@ def test_flipped_bit_in_any_file_is_detected(library: Library) -> None:
     Library.open(library.root, ENCODER.identity)
 
 
-def test_flipped_bit_in_a_picture_is_detected_on_reading_and_not_copied_on(library: Library) -> None:
+def test_flipped_bit_in_a_picture_is_detected_on_reading_and_not_copied_on(library):
     path = files_of(library)["pictures.bin"]
     good = path.read_bytes()
     for place in range(len(good)):
@@ -161,7 +157,7 @@ def test_flipped_bit_in_a_picture_is_detected_on_reading_and_not_copied_on(libra
     assert pictures_of(Library.open(library.root, ENCODER.identity).add(*content("d"))) == PICTURES
 
 
-def test_pictures_are_copied_to_new_generations_and_stay_readable_in_old_ones(library: Library, tmp_path: Path) -> None:
+def test_pictures_are_copied_to_new_generations_and_stay_readable_in_old_ones(library, tmp_path):
     thumbnails = ThumbnailWriter(tmp_path)
     thumbnails.append(b"dropped")
     memes, rows = content("d", "e", kept={"e": thumbnails.append(b"a third")})
@@ -175,20 +171,20 @@ def test_pictures_are_copied_to_new_generations_and_stay_readable_in_old_ones(li
     assert pictures_of(largest) == pictures_of(larger) and pictures_of(library) == PICTURES
 
 
-def test_row_outside_the_library_has_no_picture(library: Library) -> None:
+def test_row_outside_the_library_has_no_picture(library):
     for row in (-1, 3):
         with pytest.raises(IndexError):
             library.picture(row)
 
 
-def test_pictures_without_their_file_are_a_programming_error(library: Library) -> None:
+def test_pictures_without_their_file_are_a_programming_error(library):
     stored = library.memes[0].kept
     assert stored is not None
     with pytest.raises(ValueError, match="without the file"):
         library.add(*content("d", kept={"d": stored}))
 
 
-def test_thumbnail_writer_leaves_no_files_and_refuses_oversized_pictures(tmp_path: Path) -> None:
+def test_thumbnail_writer_leaves_no_files_and_refuses_oversized_pictures(tmp_path):
     thumbnails = ThumbnailWriter(tmp_path / "not" / "there" / "yet")
     assert thumbnails.read(thumbnails.append(b"x" * 1000)) == b"x" * 1000
     with pytest.raises(ValueError, match="larger than any"):
@@ -199,7 +195,7 @@ def test_thumbnail_writer_leaves_no_files_and_refuses_oversized_pictures(tmp_pat
 @pytest.mark.parametrize(
     "name", ["CURRENT", "manifest.json", "flags.npy", "memes.sqlite", "pictures.bin", "vectors.npy"]
 )
-def test_truncated_empty_extended_or_missing_files_are_named(library: Library, name: str) -> None:
+def test_truncated_empty_extended_or_missing_files_are_named(library, name):
     path = files_of(library)[name]
     good = path.read_bytes()
     for bad in (good[:-1], good[: len(good) // 2], b"", good + b"\n"):
@@ -213,7 +209,7 @@ def test_truncated_empty_extended_or_missing_files_are_named(library: Library, n
     assert str(library.root) not in refusal.value.message
 
 
-def test_missing_library_is_reported_with_the_command_to_build_one(tmp_path: Path) -> None:
+def test_missing_library_is_reported_with_the_command_to_build_one(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(BadLibrary, match="memecourt precedents build") as refusal:
             Library.open(path, None)
@@ -221,15 +217,15 @@ def test_missing_library_is_reported_with_the_command_to_build_one(tmp_path: Pat
 
 
 class _ExitsOnUnpickling:
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self):
         return (os._exit, (1,))
 
 
-def test_pickle_is_not_loaded_even_with_valid_digests(library: Library) -> None:
-    def as_objects(generation: Path, _: dict) -> None:
+def test_pickle_is_not_loaded_even_with_valid_digests(library):
+    def as_objects(generation, _):
         np.save(generation / "vectors.npy", np.array([_ExitsOnUnpickling()] * 3, dtype=object), allow_pickle=True)
 
-    def as_bare_pickle(generation: Path, _: dict) -> None:
+    def as_bare_pickle(generation, _):
         (generation / "vectors.npy").write_bytes(pickle.dumps(_ExitsOnUnpickling()))
 
     for change in (as_objects, as_bare_pickle):
@@ -238,18 +234,18 @@ def test_pickle_is_not_loaded_even_with_valid_digests(library: Library) -> None:
             Library.open(library.root, ENCODER.identity)
 
 
-def _save(array: NDArray[np.generic]) -> Callable[[Path, dict], None]:
+def _save(array):
     return lambda generation, _: np.save(generation / "vectors.npy", array)
 
 
-def _with_row(change: Callable[[NDArray[np.float32]], None]) -> NDArray[np.float32]:
+def _with_row(change):
     rows = content("a", "b", "c")[1].copy()
     change(rows)
     return rows
 
 
-def _sql(*statements: str) -> Callable[[Path, dict], None]:
-    def change(directory: Path, _: dict) -> None:
+def _sql(*statements):
+    def change(directory, _):
         with contextlib.closing(sqlite3.connect(directory / "memes.sqlite")) as connection:
             for statement in statements:
                 connection.execute(statement)
@@ -258,8 +254,8 @@ def _sql(*statements: str) -> Callable[[Path, dict], None]:
     return change
 
 
-def _flags(*flags: int, **counts: int) -> Callable[[Path, dict], None]:
-    def change(directory: Path, manifest: dict) -> None:
+def _flags(*flags, **counts):
+    def change(directory, manifest):
         np.save(directory / "flags.npy", np.array(flags, dtype=np.uint8))
         manifest["counts"] |= counts
 
@@ -309,9 +305,7 @@ def _flags(*flags: int, **counts: int) -> Callable[[Path, dict], None]:
         (lambda _, manifest: manifest["files"].update({"../../x": {"sha256": "0" * 64, "size": 1}}), "does not list"),
     ],
 )
-def test_contradictions_of_the_manifest_are_named(
-    library: Library, change: Callable[[Path, dict], None], message: str
-) -> None:
+def test_contradictions_of_the_manifest_are_named(library, change, message):
     forge(library, change)
     with pytest.raises(BadLibrary, match=message):
         Library.open(library.root, ENCODER.identity)
@@ -324,21 +318,21 @@ def test_contradictions_of_the_manifest_are_named(
         *((old, r"older than format 3.*Build it again", "LIBRARY_TOO_OLD") for old in (1, 2)),
     ],
 )
-def test_other_formats_are_refused_with_a_remedy(library: Library, stated: int, message: str, reason: str) -> None:
+def test_other_formats_are_refused_with_a_remedy(library, stated, message, reason):
     forge(library, lambda _, manifest: manifest.update(format=stated, surprise=1))
     with pytest.raises(BadLibrary, match=message) as refusal:
         Library.open(library.root, ENCODER.identity)
     assert refusal.value.reason == reason
 
 
-def test_library_of_another_encoder_is_refused_and_both_are_named(library: Library) -> None:
+def test_library_of_another_encoder_is_refused_and_both_are_named(library):
     other = WordEncoder("other")
     with pytest.raises(BadLibrary, match=r"made with the encoder words \(sha256:.*but other \(sha256:") as refusal:
         Library.open(library.root, other.identity)
     assert refusal.value.reason == "LIBRARY_FOREIGN"
 
 
-def test_disk_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: Path) -> None:
+def test_disk_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path):
     outcomes, nth = set(), 0
     while True:
         nth += 1
@@ -360,7 +354,7 @@ def test_disk_error_at_any_step_leaves_the_old_or_the_new_generation(tmp_path: P
     assert outcomes == {3, 4} and nth > 8
 
 
-def test_disk_error_during_the_first_write_leaves_the_folder_usable(tmp_path: Path) -> None:
+def test_disk_error_during_the_first_write_leaves_the_folder_usable(tmp_path):
     for nth in range(1, 12):
         root = tmp_path / f"at{nth}"
         with pytest.MonkeyPatch.context() as patch:
@@ -372,12 +366,10 @@ def test_disk_error_during_the_first_write_leaves_the_folder_usable(tmp_path: Pa
         assert ids_of(Library.open(root, ENCODER.identity)) == ["a"]
 
 
-def test_reader_survives_two_writes_while_it_opens_the_library(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_survives_two_writes_while_it_opens_the_library(library, monkeypatch):
     real, writes = storage.read_pointer, []
 
-    def slow(root: Path) -> storage.Pointer:
+    def slow(root):
         pointer = real(root)
         if not writes:
             writes.append(1)

@@ -1,7 +1,5 @@
 """Killed writers: the library is as before a step or as after it, and stays writable."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -30,7 +28,7 @@ WHO = {"who": "ada", "why": "a test"}
 Say = Callable[[object], None]
 
 
-def steps(root: Path, seed: int, say: Say) -> None:
+def steps(root, seed, say):
     """Changes a library at random forever; reports each step before it, and that it was done."""
     chance, number = random.Random(seed), 0
     writer: LibraryWriter | None = None
@@ -80,7 +78,7 @@ def steps(root: Path, seed: int, say: Say) -> None:
             say("refused")
 
 
-def state(root: Path) -> object:
+def state(root):
     """Returns a library's full contents after checking every byte of it, or None if there is none."""
     try:
         library = Library.open(root, ENCODER.identity)
@@ -98,7 +96,7 @@ def state(root: Path) -> object:
     }
 
 
-def kill_writers(root: Path, rounds: int) -> None:
+def kill_writers(root, rounds):
     """Forks writers and kills them; runs in a process of its own, so that a fork copies no threads."""
     chance = random.Random(11)
     finished = refused = halfway = 0
@@ -137,19 +135,19 @@ def kill_writers(root: Path, rounds: int) -> None:
     print(json.dumps({"finished": finished, "refused": refused, "halfway": halfway}))
 
 
-def _reporting_to(to: int) -> Say:
-    def say(what: object) -> None:
+def _reporting_to(to):
+    def say(what):
         os.write(to, json.dumps(what).encode() + b"\n")
 
     return say
 
 
-def _one(id_: str) -> tuple[object, object]:
+def _one(id_):
     (meme,), rows = content(id_)
     return meme, rows[0]
 
 
-def check_last_step(messages: list[object], after: dict[str, list[list[object]]]) -> None:
+def check_last_step(messages, after):
     """Checks that the last acknowledged step is in effect, unless the step after it undid it."""
     act, what = [step for step, reply in zip(messages[::2], messages[1::2], strict=False) if reply == "done"][-1]
     undone = messages[-1][0] if isinstance(messages[-1], list) else ""
@@ -167,7 +165,7 @@ def check_last_step(messages: list[object], after: dict[str, list[list[object]]]
 
 
 @pytest.mark.slow
-def test_kills_leave_an_intact_library_each_time(tmp_path: Path) -> None:
+def test_kills_leave_an_intact_library_each_time(tmp_path):
     command = [sys.executable, "-m", __name__, str(tmp_path / "library"), str(KILLS)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numpy.typing import NDArray
 
-from court.precedents import Findings, MinSimilarity
+from court.precedents import MinSimilarity
 from court.summary import vote_if_close
 from court.verdict import Label
 from eval.scores.metrics import harm_values
@@ -19,7 +18,6 @@ from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
 from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.index.exact import FusedIndex, SegmentedIndex
-from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme, Safeguards, Tuning
 from retrieval.library.sources import Source
@@ -37,7 +35,7 @@ _SOLE: Mapping[str, Any] = {"no_sole_acquittal": True}
 _CROWDS: Mapping[str, Any] = {"no_sole_acquittal": True, "per_cluster": 1}
 
 
-def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> tuple[float, list[float]]:
+def macro_f1_by_flipped(library, share, *, seeds=20):
     """Returns macro-F1 of the vote with the true labels, and with a share of them flipped, for each seed.
 
     The vote keeps the library's settings, as an attacker flips labels in a library that is already calibrated.
@@ -46,7 +44,7 @@ def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> t
     tuning, dim = library.manifest.tuning, library.manifest.encoder.text_dim
     true = np.array([meme.harmful for meme in memes], dtype=np.bool_)
 
-    def macro_f1(voting: Sequence[LabelledMeme]) -> float:
+    def macro_f1(voting):
         (neighbours,) = leave_one_out_neighbours(
             rows, voting, dim, alphas=[tuning.alpha], depth=tuning.vote.k + 1, limit=4000, safeguards=tuning.safeguards
         )
@@ -64,7 +62,7 @@ def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> t
     return macro_f1(memes), figures
 
 
-def acquitted_by_planted(library: Library, *, trials: int) -> Counter[str]:
+def acquitted_by_planted(library, *, trials):
     """Counts how many harmful memes are acquitted because of a poisoned precedent planted for each.
 
     The poisoned precedent has the meme's words and one more, at a random similarity from identical to barely similar.
@@ -95,7 +93,7 @@ def acquitted_by_planted(library: Library, *, trials: int) -> Counter[str]:
     return found
 
 
-def acquittals(library: Library, *, no_sole_acquittal: bool) -> list[bool]:
+def acquittals(library, *, no_sole_acquittal):
     """True for each meme of a library that the others acquit, with nothing poisoned."""
     judged = _Judged(library)
     safeguards = _SOLE if no_sole_acquittal else _OPEN
@@ -109,15 +107,13 @@ _POISON = "\0poison-"
 class _Judged:
     """Judges each meme of a library by the others, with poisoned precedents among them."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library):
         self.library, self.memes = library, list(library.memes)
         self.base = FusedIndex(library.rows, library.manifest.encoder.text_dim)
         self._by_words = _groups(self.memes, _words)
         self._by_pixels = _groups(self.memes, lambda meme: meme.pixels_sha256)
 
-    def precedents_of(
-        self, place: int, poison: int, safeguards: Mapping[str, Any], vectors: NDArray[np.float32] | None = None
-    ) -> Findings:
+    def precedents_of(self, place, poison, safeguards, vectors=None):
         """Finds precedents of a meme with ``poison`` planted ones under these safeguards.
 
         One vector, of shape (1, dim), plants clones; several plant variants, each with a vector and word of its own.
@@ -145,15 +141,15 @@ class _Poisoned(IndexedMemes):
 
     def __init__(
         self,
-        library: Library,
-        memes: Sequence[LabelledMeme],
-        base: FusedIndex,
+        library,
+        memes,
+        base,
         *,
-        hidden: Collection[int],
-        planted: Sequence[LabelledMeme],
-        vectors: NDArray[np.float32] | None,
-        safeguards: Mapping[str, Any],
-    ) -> None:
+        hidden,
+        planted,
+        vectors,
+        safeguards,
+    ):
         self.library, self._memes, self._planted = library, memes, planted
         segments = [base]
         if vectors is not None:
@@ -168,29 +164,29 @@ class _Poisoned(IndexedMemes):
 
         self.identity, self.counts = library.identity, library.counts
 
-    def rows_of(self, ids: Collection[str]) -> list[int]:
+    def rows_of(self, ids):
         planted = {meme.id: len(self._memes) + n for n, meme in enumerate(self._planted)}
         known = (planted.get(id_, self.library.row_of(id_)) for id_ in ids)
         return [row for row in known if row is not None]
 
-    def count(self, where: Filter) -> int:
+    def count(self, where):
         return len(self._memes) + len(self._planted)
 
-    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+    def read(self, rows):
         n = len(self._memes)
         return [self._memes[row] if row < n else self._planted[row - n] for row in rows]
 
 
-def _acquitted(findings: Findings) -> bool:
+def _acquitted(findings):
     vote = vote_if_close(findings)
     return vote is not None and vote.probability < vote.settings.threshold
 
 
-def _words(meme: LabelledMeme) -> str:
+def _words(meme):
     return text_key(normalise_text(meme.text))
 
 
-def _groups(memes: Sequence[LabelledMeme], key: Callable[[LabelledMeme], str]) -> dict[str, list[int]]:
+def _groups(memes, key):
     groups: dict[str, list[int]] = {}
     for place, meme in enumerate(memes):
         if key(meme):
@@ -198,7 +194,7 @@ def _groups(memes: Sequence[LabelledMeme], key: Callable[[LabelledMeme], str]) -
     return groups
 
 
-def _query(library: Library, place: int, meme: LabelledMeme) -> Query:
+def _query(library, place, meme):
     dim, row = library.manifest.encoder.text_dim, np.array(library.rows[place])
     return Query(
         text=row[:dim] if meme.has_text else None,
@@ -209,7 +205,7 @@ def _query(library: Library, place: int, meme: LabelledMeme) -> Query:
     )
 
 
-def _clones(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
+def _clones(meme, count):
     return [
         _relabelled(meme, False).model_copy(
             update={
@@ -223,7 +219,7 @@ def _clones(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
     ]
 
 
-def _variants(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
+def _variants(meme, count):
     """Returns poisoned precedents that are not clones: each has a word of its own."""
     return [
         one.model_copy(update={"text": f"{meme.text} really{number}"})
@@ -231,16 +227,16 @@ def _variants(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
     ]
 
 
-def _relabelled(meme: LabelledMeme, harmful: bool) -> LabelledMeme:
+def _relabelled(meme, harmful):
     return meme.model_copy(update={"label": Label.HARMFUL if harmful else Label.NOT_HARMFUL})
 
 
-def _nearby(library: Library, place: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def _nearby(library, place, rng):
     """Returns a vector with a cosine of at least 0.7 to the meme's in each half, shared by all clones."""
     return _aside(np.array(library.rows[place]), library.manifest.encoder.text_dim, rng.uniform(0.7, 1.0), rng)
 
 
-def _aside(row: NDArray[np.float32], dim: int, cosine: float, rng: np.random.Generator) -> NDArray[np.float32]:
+def _aside(row, dim, cosine, rng):
     """Returns a vector of shape (1, n) with this cosine to a row in each half."""
     row = row.copy()
     for half in (row[:dim], row[dim:]):

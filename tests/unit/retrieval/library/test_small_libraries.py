@@ -1,11 +1,8 @@
 """Tests of tiny libraries, of one label or of copies: they are built, searched and described without any NaN."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +13,6 @@ from court.settings import TrialSettings
 from court.summary import vote_if_close, weigh
 from court.verdict import Label
 from retrieval.build import build_library
-from retrieval.library.library import Library
 from retrieval.library.sources import Source
 from retrieval.precedents.finder import LibraryFinder
 from serving.cli.main import cli
@@ -34,7 +30,7 @@ CASES = {
 }
 
 
-def build(folder: Path, name: str) -> Library:
+def build(folder, name):
     source = folder / "memes.jsonl"
     rows = [
         {"id": f"m{n}", "image": "", "labels": ["very harmful" if harmful else "not harmful"], "text": text}
@@ -45,7 +41,7 @@ def build(folder: Path, name: str) -> Library:
     return asyncio.run(work)[0]
 
 
-def numbers(found: object) -> list[float]:
+def numbers(found):
     match found:
         case dict():
             return [number for value in found.values() for number in numbers(value)]
@@ -58,7 +54,7 @@ def numbers(found: object) -> list[float]:
 
 @pytest.mark.parametrize("text", ["note 7 lies", "a", "", "words that nobody has used before"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name: str, text: str) -> None:
+def test_every_library_gives_a_verdict_with_finite_figures(tmp_path, name, text):
     library = build(tmp_path, name)
     assert all(map(math.isfinite, numbers(library.manifest.model_dump(mode="json"))))
     assert (library.manifest.tuning.regression is not None) == (name in ("51 and 51", "all different"))
@@ -78,18 +74,18 @@ def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_info_shows_finite_figures(tmp_path: Path, name: str) -> None:
+def test_info_shows_finite_figures(tmp_path, name):
     build(tmp_path, name)
     shown = CliRunner().invoke(cli, ["precedents", "info", "--library", str(tmp_path / "library")])
     assert shown.exit_code == 0 and "nan" not in shown.stdout.replace("dominant", "")
 
 
-def test_empty_library_is_refused(tmp_path: Path) -> None:
+def test_empty_library_is_refused(tmp_path):
     source = tmp_path / "memes.jsonl"
     source.write_text("")
     done = CliRunner().invoke(cli, ["precedents", "build", str(tmp_path / "library"), str(source)])
     assert done.exit_code == 1 and "Traceback" not in done.output and not (tmp_path / "library").exists()
 
 
-def test_calibration_reports_the_share_of_copies(tmp_path: Path) -> None:
+def test_calibration_reports_the_share_of_copies(tmp_path):
     assert build(tmp_path / "", "all the same").manifest.tuning.calibration.repeated == 1

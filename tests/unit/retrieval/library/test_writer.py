@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 import contextlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from court.errors import BadLibrary, BadRequest, CourtError, Unavailable
 from court.verdict import Label
@@ -23,17 +19,17 @@ from tests.support.library import library as library
 WHO = {"who": "ada", "why": "a test"}
 
 
-def one(id_: str, harmful: bool = False) -> tuple[LabelledMeme, NDArray[np.float32]]:
+def one(id_, harmful=False):
     (meme,), rows = content(id_)
     return meme.model_copy(update={"label": Label.HARMFUL if harmful else Label.NOT_HARMFUL}), rows[0]
 
 
 @pytest.fixture
-def writer(library: Library) -> LibraryWriter:
+def writer(library):
     return LibraryWriter(library)
 
 
-def reopen(writer: LibraryWriter) -> Library:
+def reopen(writer):
     """The library as another process opens it, after checking that it equals the writer's."""
     again = Library.open(writer.library.root, ENCODER.identity)
     ours = writer.library
@@ -45,7 +41,7 @@ def reopen(writer: LibraryWriter) -> Library:
     return again
 
 
-def test_added_precedent_is_stored_in_a_few_bytes_when_acknowledged(writer: LibraryWriter) -> None:
+def test_added_precedent_is_stored_in_a_few_bytes_when_acknowledged(writer):
     before = {name: path.read_bytes() for name, path in files_of(writer.library).items()}
     meme, vector = one("d", harmful=True)
     change = writer.add(meme, vector, b"a picture of it", **WHO)
@@ -63,7 +59,7 @@ def test_added_precedent_is_stored_in_a_few_bytes_when_acknowledged(writer: Libr
     assert all(after[name] == before[name] for name in before if name != "CURRENT")
 
 
-def test_open_library_is_unchanged_by_later_writes(library: Library, writer: LibraryWriter) -> None:
+def test_open_library_is_unchanged_by_later_writes(library, writer):
     digest = library.digest
     writer.add(*one("d"), None, **WHO)
     writer.remove("a", **WHO)
@@ -76,9 +72,7 @@ def test_open_library_is_unchanged_by_later_writes(library: Library, writer: Lib
     assert ids_of(reopen(writer)) == ["b", "c", "d", "e"]
 
 
-def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(
-    library: Library, writer: LibraryWriter
-) -> None:
+def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(library, writer):
     writer.add(*one("d"), None, **WHO)
     fork = writer.library.draft()
     writer.add(*one("e"), None, **WHO)
@@ -95,7 +89,7 @@ def test_two_copies_growing_from_one_library_do_not_overwrite_each_other(
     assert np.array_equal(writer.library.overlay.rows, rows_before)
 
 
-def test_precedents_are_removed_and_relabelled(writer: LibraryWriter) -> None:
+def test_precedents_are_removed_and_relabelled(writer):
     writer.remove("a", **WHO)
     change = writer.relabel("c", Label.HARMFUL, **WHO)
     now = reopen(writer)
@@ -109,7 +103,7 @@ def test_precedents_are_removed_and_relabelled(writer: LibraryWriter) -> None:
         now.picture(2)
 
 
-def test_every_change_is_in_the_history_and_can_be_revoked(writer: LibraryWriter) -> None:
+def test_every_change_is_in_the_history_and_can_be_revoked(writer):
     before = list(writer.library.memes)
     writer.add(*one("d"), b"its picture", **WHO)
     writer.remove("a", **WHO)
@@ -131,7 +125,7 @@ def test_every_change_is_in_the_history_and_can_be_revoked(writer: LibraryWriter
         writer.revoke(4, **WHO)
 
 
-def test_only_the_last_change_of_a_precedent_can_be_revoked(writer: LibraryWriter) -> None:
+def test_only_the_last_change_of_a_precedent_can_be_revoked(writer):
     writer.add(*one("d"), None, **WHO)
     writer.relabel("d", Label.HARMFUL, **WHO)
     with pytest.raises(BadRequest, match=r"Change 2 was made to the same precedent since"):
@@ -141,7 +135,7 @@ def test_only_the_last_change_of_a_precedent_can_be_revoked(writer: LibraryWrite
     assert ids_of(reopen(writer)) == ["a", "b", "c"]
 
 
-def test_id_of_a_removed_meme_is_never_reused(writer: LibraryWriter) -> None:
+def test_id_of_a_removed_meme_is_never_reused(writer):
     writer.remove("a", **WHO)
     with pytest.raises(BadRequest, match="records may name it"):
         writer.add(*one("a"), None, **WHO)
@@ -154,7 +148,7 @@ def test_id_of_a_removed_meme_is_never_reused(writer: LibraryWriter) -> None:
     assert replaced.manifest.lineage != writer.library.manifest.lineage
 
 
-def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: LibraryWriter) -> None:
+def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer):
     writer.add(*one("d"), b"a third picture", **WHO)
     writer.add(*one("e"), None, **WHO)
     writer.remove("d", **WHO)
@@ -184,7 +178,7 @@ def test_compacting_preserves_precedents_and_the_ability_to_revoke(writer: Libra
     assert [change.change.number for change in writer.history()] == list(range(1, 10))
 
 
-def test_forgotten_precedents_are_gone_from_the_disk(writer: LibraryWriter) -> None:
+def test_forgotten_precedents_are_gone_from_the_disk(writer):
     root = writer.library.root
     secret = LabelledMeme(id="x", label=Label.HARMFUL, text="erasable words", has_text=True, has_picture=False)
     writer.add(secret, one("x")[1], b"erasable picture", **WHO)
@@ -200,7 +194,7 @@ def test_forgotten_precedents_are_gone_from_the_disk(writer: LibraryWriter) -> N
     writer.revoke(3, **WHO)
 
 
-def test_flipped_bits_in_journal_or_pointer_are_detected(writer: LibraryWriter) -> None:
+def test_flipped_bits_in_journal_or_pointer_are_detected(writer):
     writer.add(*one("d"), b"picture", **WHO)
     writer.remove("a", **WHO)
     writer.relabel("b", Label.NOT_HARMFUL, **WHO)
@@ -221,7 +215,7 @@ def test_flipped_bits_in_journal_or_pointer_are_detected(writer: LibraryWriter) 
     reopen(writer)
 
 
-def test_journal_with_valid_digests_but_invalid_changes_is_refused(library: Library) -> None:
+def test_journal_with_valid_digests_but_invalid_changes_is_refused(library):
     from retrieval.library import journal
     from retrieval.library.changes import Change
 
@@ -249,7 +243,7 @@ def test_journal_with_valid_digests_but_invalid_changes_is_refused(library: Libr
             Library.open(library.root, ENCODER.identity)
 
 
-def test_unacknowledged_journal_entries_are_cut_off(writer: LibraryWriter) -> None:
+def test_unacknowledged_journal_entries_are_cut_off(writer):
     writer.add(*one("d"), None, **WHO)
     path = files_of(writer.library)["journal.bin"]
     path.write_bytes(path.read_bytes() + b"half an entry of somebody who was killed")
@@ -258,19 +252,17 @@ def test_unacknowledged_journal_entries_are_cut_off(writer: LibraryWriter) -> No
     assert ids_of(reopen(writer)) == ["a", "b", "c", "d", "e"]
 
 
-def test_concurrent_changes_are_batched_and_each_gets_its_own_result(
-    writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_changes_are_batched_and_each_gets_its_own_result(writer, monkeypatch):
     announced = []
     real = storage.announce
 
-    def recording_announce(root: Path, pointer: storage.Pointer) -> None:
+    def recording_announce(root, pointer):
         announced.append(pointer)
         real(root, pointer)
 
     monkeypatch.setattr(storage, "announce", recording_announce)
 
-    def add(number: int) -> int | str:
+    def add(number):
         try:
             # Every tenth id is added twice, and one of the two must be refused.
             return writer.add(*one(f"n{number - number % 10 // 9}"), None, **WHO).number
@@ -285,11 +277,11 @@ def test_concurrent_changes_are_batched_and_each_gets_its_own_result(
     assert len(reopen(writer).memes) == 93
 
 
-def test_two_writers_of_one_library_see_each_others_changes(writer: LibraryWriter) -> None:
+def test_two_writers_of_one_library_see_each_others_changes(writer):
     other = LibraryWriter.open(writer.library.root)
     barrier = threading.Barrier(2)
 
-    def work(mine: LibraryWriter, name: str) -> None:
+    def work(mine, name):
         barrier.wait()
         for number in range(25):
             mine.add(*one(f"{name}{number}"), None, **WHO)
@@ -304,9 +296,7 @@ def test_two_writers_of_one_library_see_each_others_changes(writer: LibraryWrite
     assert "y3" not in ids_of(Library.open(writer.library.root, None))
 
 
-def test_reader_finds_new_changes_and_reads_only_those(
-    library: Library, writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_finds_new_changes_and_reads_only_those(library, writer, monkeypatch):
     assert library.newer() is None
     writer.add(*one("d"), None, **WHO)
     first = library.newer()
@@ -324,7 +314,7 @@ def test_reader_finds_new_changes_and_reads_only_those(
         first.newer()
 
 
-def test_error_at_any_step_leaves_the_old_or_the_new_library(tmp_path: Path) -> None:
+def test_error_at_any_step_leaves_the_old_or_the_new_library(tmp_path):
     outcomes, nth = set(), 0
     while True:
         nth += 1
@@ -345,14 +335,14 @@ def test_error_at_any_step_leaves_the_old_or_the_new_library(tmp_path: Path) -> 
     assert outcomes == {3, 4} and nth > 10
 
 
-def test_waiting_too_long_for_the_lock_is_an_error(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_too_long_for_the_lock_is_an_error(writer, monkeypatch):
     monkeypatch.setattr("retrieval.library.writer._WAIT_S", 0.05)
     with storage.writing(writer.library.root), pytest.raises(Unavailable, match="Somebody else"):
         writer.remove("a", **WHO)
     writer.remove("a", **WHO)
 
 
-def test_full_journal_must_be_compacted_first(writer: LibraryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_journal_must_be_compacted_first(writer, monkeypatch):
     monkeypatch.setattr("retrieval.library.writer.MOST", 2)
     writer.remove("a", **WHO)
     writer.revoke(1, **WHO)
@@ -362,7 +352,7 @@ def test_full_journal_must_be_compacted_first(writer: LibraryWriter, monkeypatch
     writer.remove("a", **WHO)
 
 
-def test_random_changes_have_the_same_effect_as_on_a_plain_dict(tmp_path: Path) -> None:
+def test_random_changes_have_the_same_effect_as_on_a_plain_dict(tmp_path):
     chance = random.Random(5)
     writer = LibraryWriter(create(tmp_path / "library", "a", "b", "c"))
     plain = {"a": False, "b": True, "c": False}

@@ -1,7 +1,5 @@
 """Near-duplicate detection: hashes of normalised pictures, exact radius search, and the criteria for a match."""
 
-from __future__ import annotations
-
 import random
 import sys
 
@@ -15,7 +13,6 @@ from court.errors import NotLoaded
 from retrieval.near_duplicates.comparer import PdqIndex
 from retrieval.near_duplicates.match import (
     Agreement,
-    Fingerprint,
     MatchThresholds,
     MemeText,
     agreement_of,
@@ -33,20 +30,20 @@ CAPTION = Caption("My aunt told me", "Blueland", "bring soup to the neighbours",
 TEXT = CAPTION.words()
 
 
-def pixels(picture: Image.Image) -> np.ndarray:
+def pixels(picture):
     return np.asarray(picture.convert("RGB"))
 
 
-def print_of(*pictures: Image.Image) -> Fingerprint:
+def print_of(*pictures):
     return fingerprint_pixels([pixels(picture) for picture in pictures])
 
 
-def bits(one: Image.Image, other: Image.Image) -> int:
+def bits(one, other):
     return distance(hashes_of(pixels(one))[0][0], hashes_of(pixels(other))[0][0])
 
 
 @pytest.fixture(scope="module")
-def meme() -> Image.Image:
+def meme():
     return captioned_meme(PHOTO, CAPTION)
 
 

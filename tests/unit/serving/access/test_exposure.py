@@ -17,7 +17,7 @@ TLS = {"tls_certificate": Path("chain.pem"), "tls_key": Path("key.pem")}
 TOKENS = {"tokens": Path("tokens.toml")}
 
 
-def refusal_of(host: str, **settings: object) -> str:
+def refusal_of(host, **settings):
     """Returns the refusal's message, or an empty string if the listener is allowed."""
     try:
         require_guarded("The server", host, Settings(**settings), field="address")

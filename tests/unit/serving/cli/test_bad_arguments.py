@@ -3,18 +3,14 @@
 Commands are found by walking the command tree; add those of a new one to ``tests/fixtures/valid_arguments.txt``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
@@ -31,7 +27,7 @@ LIBRARY = TESTS / "fixtures" / "pytorch_library"
 LOADED = "a model was loaded, or a server started"
 
 
-def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+def commands(command, path):
     """Yields every executable command with its full name."""
     if not isinstance(command, click.Group) or command.invoke_without_command:
         yield " ".join(path), command
@@ -47,7 +43,7 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
 ALL = dict([*commands(cli, ("memecourt",)), *commands(eval_cli, ("memecourt-eval",))])
 
 
-def read_valid_arguments() -> dict[str, tuple[str, ...]]:
+def read_valid_arguments():
     """Valid arguments of each command; ``{…}`` stands for a path of the fixture ``places``."""
     found = {}
     for line in (TESTS / "fixtures" / "valid_arguments.txt").read_text().splitlines():
@@ -85,7 +81,7 @@ CREATED_PATHS = frozenset(
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def places(tmp_path_factory):
     """Valid paths for commands, and one path of each bad kind."""
     root = tmp_path_factory.mktemp("places")
     found = {"library": shutil.copytree(LIBRARY, root / "library"), "folder": root / "folder", "home": root / "home"}
@@ -120,16 +116,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_heavy_parts(places, tmp_path, monkeypatch):
     """Replaces everything heavy: loading a model or starting a server fails, and servers stop once they listen."""
 
-    def loaded(*_: object, **__: object) -> None:
+    def loaded(*_, **__):
         raise NotLoaded(LOADED)
 
-    def refused(*_: object) -> None:
+    def refused(*_):
         raise click.ClickException(LOADED)
 
-    async def entered(*_: object) -> None:
+    async def entered(*_):
         raise NotLoaded(LOADED)
 
     monkeypatch.setattr("retrieval.open.load_encoder", loaded)
@@ -144,7 +140,7 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(gather.__kwdefaults__, "resamples", 20)
     monkeypatch.setattr("serving.cli.setup.fetch_model", loaded)
 
-    def stopped() -> asyncio.Event:
+    def stopped():
         event = asyncio.Event()
         event.set()
         return event
@@ -154,12 +150,12 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("BROWSER", "true")
 
 
-def valid_arguments(name: str, places: dict[str, Path], new: Path) -> list[str]:
+def valid_arguments(name, places, new):
     """The valid arguments of a command."""
     return [word.format(**{**places, "new": new}) for word in VALID[name]]
 
 
-def values_of(parameter: click.Parameter) -> Sequence[str]:
+def values_of(parameter):
     """Bad values of a parameter: names of paths, or the values themselves."""
     if isinstance(parameter.type, click.Path) or parameter.name in UNTYPED_PATHS:
         return PATHS
@@ -177,19 +173,19 @@ CASES = [
 ]
 
 
-def test_every_command_has_valid_arguments() -> None:
+def test_every_command_has_valid_arguments():
     assert set(ALL) <= set(VALID), set(ALL) - set(VALID)
     assert len(CASES) > 2000
 
 
 @pytest.mark.parametrize("command", [("resume",), ("ask", "--question", "{question}")])
-def test_unknown_trial_is_reported_before_a_model_is_loaded(command: tuple[str, ...], places: dict[str, Path]) -> None:
+def test_unknown_trial_is_reported_before_a_model_is_loaded(command, places):
     words = [word.format(**places) for word in command]
     done = CliRunner().invoke(cli, ["records", *words, "no-such-trial"])
     assert done.exit_code == 1 and "There is no trial no-such-trial" in done.output and LOADED not in done.output
 
 
-def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str, Path], new: Path) -> list[str]:
+def with_bad(name, parameter, value, places, new):
     """The command's arguments, with the value in place of the parameter's valid one."""
     words = valid_arguments(name, places, new)
     if parameter.param_type_name == "argument":
@@ -208,9 +204,7 @@ def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_bad_arguments_are_refused_before_anything_is_loaded(
-    name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_arguments_are_refused_before_anything_is_loaded(name, places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     faults = []
     root = cli if name.split()[0] == "memecourt" else eval_cli
@@ -229,7 +223,7 @@ def test_bad_arguments_are_refused_before_anything_is_loaded(
     assert not faults, "\n".join(faults)
 
 
-def fault_of(done: Result, *, wrong: bool) -> str:
+def fault_of(done, *, wrong):
     """A description of how a command ended wrongly; empty if it did not."""
     if done.exception is not None and not isinstance(done.exception, SystemExit | OSError):
         return repr(done.exception)
@@ -238,7 +232,7 @@ def fault_of(done: Result, *, wrong: bool) -> str:
     return "not refused in time" if wrong and (LOADED in done.output or done.exit_code == 0) else ""
 
 
-def is_never_valid(name: str, parameter: click.Parameter, value: str) -> bool:
+def is_never_valid(name, parameter, value):
     """True if this kind of path can never be valid for this parameter."""
     if (name, parameter.name) == ("memecourt vllm", "python"):
         return False  # checked by the code that starts it, which is replaced here
@@ -253,9 +247,7 @@ def is_never_valid(name: str, parameter: click.Parameter, value: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_valid_arguments_end_without_an_exception(
-    name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_valid_arguments_end_without_an_exception(name, places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = cli if name.split()[0] == "memecourt" else eval_cli
     done = CliRunner().invoke(root, [*name.split()[1:], *valid_arguments(name, places, tmp_path / "new")])

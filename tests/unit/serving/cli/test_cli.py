@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import click
 import pytest
@@ -266,13 +265,13 @@ SIGNED = ("--who", "ada", "--why", "as was decided")
 DATABASE = "postgresql://court:horse@db.example/memes"
 
 
-def call(*arguments: object) -> tuple[int, str]:
+def call(*arguments):
     done = CliRunner().invoke(cli, ["precedents", *(str(one) for one in arguments)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done.exit_code, done.output
 
 
-def test_precedent_without_text_and_picture_is_refused_before_a_library_is_opened() -> None:
+def test_precedent_without_text_and_picture_is_refused_before_a_library_is_opened():
     code, output = call("add-one", "LIBRARY", "x", "harmful", *SIGNED)
     assert (code, "Give --text, --picture or both" in output) == (2, True), output
 
@@ -287,13 +286,13 @@ def test_precedent_without_text_and_picture_is_refused_before_a_library_is_opene
         ("compact",),
     ],
 )
-def test_missing_library_is_reported(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+def test_missing_library_is_reported(tmp_path, arguments):
     code, output = call(arguments[0], tmp_path / "nothing", *arguments[1:])
     assert (code, "There is no precedent library at the given place" in output) == (1, True), output
     assert not (tmp_path / "nothing").exists()
 
 
-def test_compacting_reports_the_remaining_memes_and_forgetting_is_final(tmp_path: Path) -> None:
+def test_compacting_reports_the_remaining_memes_and_forgetting_is_final(tmp_path):
     drawn_library(tmp_path, 1, 5)
     assert call("remove", tmp_path, "drawn-0", *SIGNED)[0] == 0
     code, output = call("compact", tmp_path)
@@ -310,9 +309,7 @@ def test_compacting_reports_the_remaining_memes_and_forgetting_is_final(tmp_path
 
 
 @pytest.mark.parametrize("arguments", [("compact",), ("build", "memes.jsonl"), ("add", "memes.jsonl")])
-def test_file_only_commands_are_refused_for_a_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
+def test_file_only_commands_are_refused_for_a_database(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     code, output = call(arguments[0], DATABASE, *arguments[1:])
     assert (code, f"`{arguments[0]}` is for libraries on disk" in output, "horse" in output) == (1, True, False), output
@@ -320,6 +317,6 @@ def test_file_only_commands_are_refused_for_a_database(
 
 
 @pytest.mark.parametrize("arguments", [("remove", "x", *SIGNED), ("history",)])
-def test_malformed_address_is_not_echoed(arguments: tuple[str, ...]) -> None:
+def test_malformed_address_is_not_echoed(arguments):
     code, output = call(arguments[0], "postgresql://court:horse", *arguments[1:])
     assert (code, "address of a database" in output, "horse" in output) == (1, True, False), output

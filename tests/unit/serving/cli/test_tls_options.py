@@ -1,7 +1,5 @@
 """Tests of the options by which commands reach a server over TLS, against a real server."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -68,17 +66,8 @@ def test_certificate_without_its_key_is_a_usage_error(files, command):
 
 
 def test_judge_reaches_a_server_under_another_name(files, address):
-    arguments = (
-        "judge",
-        "--text",
-        "a quiet sunday",
-        "--server",
-        address,
-        "--server-ca",
-        files / "ca.pem",
-        "--timeout",
-        30,
-    )
+    server = ("--server", address, "--server-ca", files / "ca.pem")
+    arguments = ("judge", "--text", "a quiet sunday", *server, "--timeout", 30)
     outcome = CliRunner().invoke(cli, [str(word) for word in (*arguments, "--server-name", NAME, "--json")])
     # The server has no court: UNIMPLEMENTED shows that the call got through.
     assert outcome.exit_code == 1 and '"UNIMPLEMENTED"' in outcome.output

@@ -1,7 +1,5 @@
 """Backups of a docket: made under load, interrupted, restored; and read-only copies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -12,12 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from court.errors import Unavailable
 from court.events import TrialOpened
@@ -33,12 +30,12 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with a docket of twelve trials, one of them erased, and its public key."""
     folder = tmp_path_factory.mktemp("made")
     place = folder / "docket.sqlite"
 
-    async def fill() -> None:
+    async def fill():
         docket = Docket.open(place)
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=place)
@@ -51,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(made, tmp_path, monkeypatch):
     """A copy of that folder, which commands use by default."""
     place = Path(shutil.copytree(made, tmp_path / "docket"))
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
@@ -59,21 +56,21 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def call(*arguments: object) -> Result:
+def call(*arguments):
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
-def trials(place: Path) -> dict[str, object]:
+def trials(place):
     done = call("records", "list", "--limit", "100000", "--json", "--docket", place)
     assert done.exit_code == 0, done.output
     return {one["trial_id"]: one for one in map(json.loads, done.stdout.splitlines())}
 
 
-def verified(place: Path, key: Path) -> bool:
+def verified(place, key):
     return call("docket", "verify", "--key", key, "--docket", place).exit_code == 0
 
 
-def test_backup_restores_the_whole_docket(folder: Path, tmp_path: Path) -> None:
+def test_backup_restores_the_whole_docket(folder, tmp_path):
     backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
     done = call("docket", "backup", backup)
     assert done.exit_code == 0 and "clean" in done.stdout, done.output
@@ -88,7 +85,7 @@ def test_backup_restores_the_whole_docket(folder: Path, tmp_path: Path) -> None:
     assert frames == sorted(path.name for path in backup.rglob("*.png")) and frames
 
 
-def test_backup_and_restore_overwrite_nothing(folder: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_overwrite_nothing(folder, tmp_path):
     backup = tmp_path / "backup"
     assert call("docket", "backup", backup).exit_code == 0
     for command in (("docket", "backup", backup), ("docket", "restore", backup)):
@@ -98,7 +95,7 @@ def test_backup_and_restore_overwrite_nothing(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fault", ["unfinished", "altered", "cut short", "picture gone", "no folder"])
-def test_damaged_or_missing_backups_are_refused(folder: Path, tmp_path: Path, fault: str) -> None:
+def test_damaged_or_missing_backups_are_refused(folder, tmp_path, fault):
     backup, place = tmp_path / "backup", tmp_path / "elsewhere" / "docket.sqlite"
     assert call("docket", "backup", backup).exit_code == 0
     database = backup / "docket.sqlite"
@@ -121,12 +118,10 @@ def test_damaged_or_missing_backups_are_refused(folder: Path, tmp_path: Path, fa
         assert not place.exists()
 
 
-def test_full_disk_is_not_reported_as_a_damaged_docket(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_not_reported_as_a_damaged_docket(folder, tmp_path, monkeypatch):
     connect = sqlite3.connect
 
-    def small(database: object, *positional: object, **options: object) -> sqlite3.Connection:
+    def small(database, *positional, **options):
         connection: sqlite3.Connection = connect(database, *positional, **options)  # type: ignore[call-overload]
         if ".unfinished" in str(database) and "mode=ro" not in str(database):
             # Makes SQLite itself report a full disk.
@@ -141,13 +136,13 @@ def test_full_disk_is_not_reported_as_a_damaged_docket(
     assert "damaged" not in refused.output and not (tmp_path / "backup").exists()
 
 
-def test_docket_that_fails_verification_is_not_backed_up(folder: Path, tmp_path: Path) -> None:
+def test_docket_that_fails_verification_is_not_backed_up(folder, tmp_path):
     next((folder / "docket.sqlite-pictures").rglob("*.png")).unlink()
     done = call("docket", "backup", tmp_path / "backup")
     assert done.exit_code == 1 and "not clean" in done.stderr and not (tmp_path / "backup").exists()
 
 
-def test_backup_of_a_postgresql_docket_points_to_pg_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_of_a_postgresql_docket_points_to_pg_dump(tmp_path, monkeypatch):
     from retrieval.library.postgres.address import Address
     from serving.docket.backup import back_up
 
@@ -157,12 +152,12 @@ def test_backup_of_a_postgresql_docket_points_to_pg_dump(tmp_path: Path, monkeyp
 
 
 @contextmanager
-def written_to(place: Path) -> Iterator[list[str]]:
+def written_to(place):
     """Adds trials to a docket in the background; yields their ids, each added once its verdict is stored."""
     stored: list[str] = []
     ended = threading.Event()
 
-    async def write(docket: Docket) -> None:
+    async def write(docket):
         while not ended.is_set():
             trial_id = f"load-{len(stored)}"
             opened, *others = events_of(trial_id)
@@ -183,7 +178,7 @@ def written_to(place: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_backup_under_load_has_all_trials_stored_before_it_began(folder: Path, tmp_path: Path) -> None:
+def test_backup_under_load_has_all_trials_stored_before_it_began(folder, tmp_path):
     with written_to(folder / "docket.sqlite") as stored:
         for number in range(3):
             wait_until(lambda least=40 * (number + 1): len(stored) >= least, 240)
@@ -196,7 +191,7 @@ def test_backup_under_load_has_all_trials_stored_before_it_began(folder: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_kill_leaves_no_partial_backup_or_docket(folder: Path, tmp_path: Path, command: str) -> None:
+def test_kill_leaves_no_partial_backup_or_docket(folder, tmp_path, command):
     backup, place = tmp_path / "backup", tmp_path / "restored" / "docket.sqlite"
     if command == "restore":
         assert call("docket", "backup", backup).exit_code == 0
@@ -228,11 +223,11 @@ def test_kill_leaves_no_partial_backup_or_docket(folder: Path, tmp_path: Path, c
 PROGRAM = [sys.executable, "-m", "serving.cli"]
 
 
-def run(*arguments: object) -> None:
+def run(*arguments):
     subprocess.run([*PROGRAM, "docket", *map(str, arguments)], check=True, capture_output=True)
 
 
-def remove(path: Path) -> None:
+def remove(path):
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -243,13 +238,13 @@ def remove(path: Path) -> None:
 # Read-only copies.
 
 
-def read_only(*arguments: object) -> subprocess.CompletedProcess[str]:
+def read_only(*arguments):
     command = [*(UNPRIVILEGED if os.geteuid() == 0 else []), *PROGRAM, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture
-def copy(folder: Path) -> Iterator[Path]:
+def copy(folder):
     """An auditor's read-only copy of the docket."""
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("root can write anywhere, and there is no setpriv to drop that capability")
@@ -261,12 +256,12 @@ def copy(folder: Path) -> Iterator[Path]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def state(folder: Path) -> dict[str, tuple[int, int]]:
+def state(folder):
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 @pytest.mark.slow
-def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, tmp_path: Path) -> None:
+def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy, tmp_path):
     before = state(copy)
     listed = read_only("records", "list")
     heading, *trials = listed.stdout.splitlines()
@@ -281,7 +276,7 @@ def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, t
     assert state(copy) == before
 
 
-def test_writing_to_a_read_only_copy_is_refused(copy: Path, tmp_path: Path) -> None:
+def test_writing_to_a_read_only_copy_is_refused(copy, tmp_path):
     trial = read_only("records", "list").stdout.splitlines()[-1].split()[0]
     erased = read_only("docket", "erase", trial, "--who", "Ruth", "--why", "asked", "--yes")
     assert erased.returncode == 1 and "may only be read" in erased.stderr
@@ -291,7 +286,7 @@ def test_writing_to_a_read_only_copy_is_refused(copy: Path, tmp_path: Path) -> N
     assert judged.returncode == 1 and "Traceback" not in judged.stderr
 
 
-def test_unreadable_write_ahead_log_is_an_error(copy: Path) -> None:
+def test_unreadable_write_ahead_log_is_an_error(copy):
     # As after a crash: the last commits are in the write-ahead log next to the docket.
     for path in (copy, copy / "docket.sqlite"):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -304,13 +299,13 @@ def test_unreadable_write_ahead_log_is_an_error(copy: Path) -> None:
     (copy / "docket.sqlite-wal").unlink()
 
 
-async def test_docket_opened_read_only_refuses_events(folder: Path) -> None:
+async def test_docket_opened_read_only_refuses_events(folder):
     async with opened_docket(folder / "docket.sqlite", create=False, read_only=True) as docket:
         with pytest.raises(Unavailable, match="may only be read"):
             await docket.writer.append(events_of("new")[0])
 
 
-def test_read_only_empty_home_gives_a_one_line_error(copy: Path, tmp_path: Path) -> None:
+def test_read_only_empty_home_gives_a_one_line_error(copy, tmp_path):
     home = tmp_path / "empty"
     home.mkdir()
     home.chmod(0o555)

@@ -1,14 +1,12 @@
 """Bundles of trials and receipts, checked by the stand-alone verifier."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ TRIAL = "trial-1"
 
 
 @pytest.fixture(scope="module")
-def log() -> MemoryLog:
+def log():
     """A log of three interleaved trials; the middle one quotes a part, and somebody viewed its picture."""
     log = MemoryLog()
     log.add("Part", '{"kind":"Part","of":"p1","value":"people from Blueland again"}')
@@ -39,7 +37,7 @@ def log() -> MemoryLog:
     return log
 
 
-def bundle_of(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
+def bundle_of(log, trial_id=TRIAL, **options):
     entries = [entry for entry in log.entries if entry.trial_id == trial_id]
     return bundle(
         trial_id,
@@ -53,16 +51,16 @@ def bundle_of(log: MemoryLog, trial_id: str = TRIAL, **options: Any) -> str:
     )
 
 
-def checkpoint_at(log: MemoryLog, size: int) -> tuple[int, str]:
+def checkpoint_at(log, size):
     """Size and checkpoint of the log when it had that many entries."""
     return size, sign_checkpoint(log.key, log.key.name, size, root_at(size, log.read()))
 
 
-def keys_of(log: MemoryLog) -> list[str]:
+def keys_of(log):
     return [str(log.key.verifier)]
 
 
-def test_bundle_verifies_the_whole_trial(log: MemoryLog) -> None:
+def test_bundle_verifies_the_whole_trial(log):
     trial = verify_bundle(bundle_of(log), keys_of(log))
     assert trial.trial_id == TRIAL and trial.checkpoint.size == len(log.entries)
     assert [entry.kind for entry in trial.entries] == [event.kind for event in events_of(TRIAL)] + ["PictureShown"]
@@ -76,7 +74,7 @@ def test_bundle_verifies_the_whole_trial(log: MemoryLog) -> None:
     assert verify_bundle(bundle_of(log, withheld=()), keys_of(log)).hidden == 0
 
 
-def test_bundle_is_refused_with_the_key_of_another_docket(log: MemoryLog) -> None:
+def test_bundle_is_refused_with_the_key_of_another_docket(log):
     other = SigningKey.create(log.key.name)
     with pytest.raises(Violated, match="not signed with the given key"):
         verify_bundle(bundle_of(log), [str(other.verifier)])
@@ -85,7 +83,7 @@ def test_bundle_is_refused_with_the_key_of_another_docket(log: MemoryLog) -> Non
             verify_bundle(bundle_of(log), [bad])
 
 
-def test_trusted_docket_cannot_sign_for_another_one(log: MemoryLog) -> None:
+def test_trusted_docket_cannot_sign_for_another_one(log):
     other = MemoryLog("other.example/docket")
     both = [*keys_of(log), *keys_of(other)]
     assert verify_bundle(bundle_of(log), both).checkpoint.origin == log.key.name
@@ -100,7 +98,7 @@ def test_trusted_docket_cannot_sign_for_another_one(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_missing_entry_is_detected_even_with_a_corrected_count(log: MemoryLog, place: str) -> None:
+def test_missing_entry_is_detected_even_with_a_corrected_count(log, place):
     value = json.loads(bundle_of(log))
     shorter = copy.deepcopy(value)
     events = len(events_of(TRIAL))
@@ -116,7 +114,7 @@ def test_missing_entry_is_detected_even_with_a_corrected_count(log: MemoryLog, p
         assert len(verify_bundle(json.dumps(shorter), keys_of(log)).entries) == events
 
 
-def test_counts_of_other_trials_and_logs_are_refused(log: MemoryLog) -> None:
+def test_counts_of_other_trials_and_logs_are_refused(log):
     value = json.loads(bundle_of(log))
     entries = len(value["entries"])
     smaller = type(log.opened())(log.key.name, 5, bytes(32))
@@ -136,7 +134,7 @@ def test_counts_of_other_trials_and_logs_are_refused(log: MemoryLog) -> None:
         signed_count(log.key, log.opened(), "t\nentries 5", 1)
 
 
-def test_swapped_entries_and_missing_parts_are_refused(log: MemoryLog) -> None:
+def test_swapped_entries_and_missing_parts_are_refused(log):
     value = json.loads(bundle_of(log))
     other = json.loads(bundle_of(log, "trial-2"))
     swapped = copy.deepcopy(value)
@@ -158,7 +156,7 @@ def test_swapped_entries_and_missing_parts_are_refused(log: MemoryLog) -> None:
         verify_bundle(json.dumps({**whole, "parts": []}), keys_of(quoting))
 
 
-def test_bundle_proves_consistency_with_known_checkpoints(log: MemoryLog) -> None:
+def test_bundle_proves_consistency_with_known_checkpoints(log):
     """Any earlier size can be proven; an altered proof, or one of another size or log, proves nothing."""
     size = len(log.entries)
     known = [checkpoint_at(log, old) for old in range(size + 1)]
@@ -185,7 +183,7 @@ def test_bundle_proves_consistency_with_known_checkpoints(log: MemoryLog) -> Non
         verify_bundle(json.dumps({**value, "known": [{"checkpoint": larger, "proof": []}]}), keys_of(log))
 
 
-def test_erased_bodies_are_hidden_and_the_others_verify(log: MemoryLog) -> None:
+def test_erased_bodies_are_hidden_and_the_others_verify(log):
     value = json.loads(bundle_of(log))
     for entry in value["entries"][:-1]:
         entry["body"] = entry["salt"] = None
@@ -196,7 +194,7 @@ def test_erased_bodies_are_hidden_and_the_others_verify(log: MemoryLog) -> None:
         verify_bundle(json.dumps(value), keys_of(log))
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value, path=()):
     """Yields the paths of all values inside a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
@@ -212,11 +210,11 @@ ODD_VALUES: tuple[Any, ...] = (
 """Values that occur in no bundle or receipt."""
 
 
-def variants(value: Any) -> Iterator[Any]:
+def variants(value):
     """Yields copies of a value with one element removed, doubled, moved, or replaced by an odd or a similar value."""
     for *path, key in places(value):
 
-        def spoilt(path: list[Any] = path) -> tuple[Any, Any]:
+        def spoilt(path=path):
             whole = copy.deepcopy(value)
             holder = whole
             for step in path:
@@ -245,7 +243,7 @@ def variants(value: Any) -> Iterator[Any]:
             yield whole
 
 
-def small_log() -> MemoryLog:
+def small_log():
     """A log with the shortest possible trial and a part that it quotes."""
     log = MemoryLog()
     log.add("Part", '{"kind":"Part","of":"p1","value":"a text"}')
@@ -255,7 +253,7 @@ def small_log() -> MemoryLog:
     return log
 
 
-def test_malformed_bundles_neither_verify_nor_crash() -> None:
+def test_malformed_bundles_neither_verify_nor_crash():
     log = small_log()
     text = bundle_of(log, known=[checkpoint_at(log, 1), checkpoint_at(log, 3)])
     right = verify_bundle(text, keys_of(log))
@@ -271,7 +269,7 @@ def test_malformed_bundles_neither_verify_nor_crash() -> None:
         assert all(entry.body in (None, was.body) for entry, was in zip(trial.entries, right.entries, strict=True))
 
 
-def test_empty_bundles_are_refused(log: MemoryLog) -> None:
+def test_empty_bundles_are_refused(log):
     """Even if the docket's own key signed a count of no entries, or only of entries that are no events."""
     for text in ("", "null", "[]", "{}", "0", '{"format":"memecourt-bundle/1"}', bundle_of(log)[:-200]):
         with pytest.raises(CantCheck):
@@ -290,7 +288,7 @@ def test_empty_bundles_are_refused(log: MemoryLog) -> None:
         verify_bundle(text, keys_of(log))
 
 
-def test_withheld_last_review_is_not_replaced_by_an_earlier_one() -> None:
+def test_withheld_last_review_is_not_replaced_by_an_earlier_one():
     log = small_log()
     for seq, outcome in ((3, "UPHELD"), (4, "OVERRULED")):
         body = f'{{"kind":"VerdictReviewed","outcome":"{outcome}","seq":{seq},"trial_id":"{TRIAL}"}}'
@@ -303,7 +301,7 @@ def test_withheld_last_review_is_not_replaced_by_an_earlier_one() -> None:
     assert trial.last("VerdictReviewed") is None and trial.kinds_hidden == ("VerdictReviewed",)
 
 
-def receipt_of(log: MemoryLog, number: int) -> dict[str, Any]:
+def receipt_of(log, number):
     return {
         "checkpoint": log.checkpoint(),
         "entry": number,
@@ -312,7 +310,7 @@ def receipt_of(log: MemoryLog, number: int) -> dict[str, Any]:
     }
 
 
-def test_receipt_proves_that_the_verdict_is_logged(log: MemoryLog) -> None:
+def test_receipt_proves_that_the_verdict_is_logged(log):
     (number,) = (one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     receipt = receipt_of(log, number)
     logged = verify_receipt(keys_of(log), **receipt, trial_id=TRIAL)
@@ -334,7 +332,7 @@ def test_receipt_proves_that_the_verdict_is_logged(log: MemoryLog) -> None:
         verify_receipt(keys_of(log), **receipt_of(log, 0))
 
 
-def response_json(log: MemoryLog, number: int) -> dict[str, Any]:
+def response_json(log, number):
     """A response with its receipt, as protobuf's JSON."""
     receipt = receipt_of(log, number)
     return {
@@ -352,10 +350,10 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(log: MemoryLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(log, tmp_path, capsys):
     (tmp_path / "key").write_text(f"{log.key.verifier}\n")
 
-    def run(name: str, content: str, *arguments: str) -> tuple[int, str]:
+    def run(name, content, *arguments):
         (tmp_path / name).write_text(content)
         status = alone.main([str(tmp_path / name), "--key", str(tmp_path / "key"), *arguments])
         output = capsys.readouterr()
@@ -364,7 +362,7 @@ def run(log: MemoryLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> R
     return run
 
 
-def test_command_status_separates_right_violated_and_unchecked(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_command_status_separates_right_violated_and_unchecked(log, run, tmp_path):
     text = bundle_of(log)
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     status, output = run("bundle.json", text)
@@ -394,7 +392,7 @@ def test_command_status_separates_right_violated_and_unchecked(log: MemoryLog, r
     assert alone.main([str(tmp_path / "missing"), "--key", str(tmp_path / "key")]) == 2
 
 
-def test_bundle_is_compared_with_stored_receipts(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_bundle_is_compared_with_stored_receipts(log, run, tmp_path):
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     receipts = tmp_path / "receipts.jsonl"
     # The file may contain receipts of other trials.
@@ -424,7 +422,7 @@ def test_bundle_is_compared_with_stored_receipts(log: MemoryLog, run: Run, tmp_p
     assert run("bundle.json", bundle_of(forged), "--receipt", str(receipts))[1].startswith("violated: The receipt is")
 
 
-def test_receipt_newer_than_the_bundle_is_no_violation(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_receipt_newer_than_the_bundle_is_no_violation(log, run, tmp_path):
     """The bundle was made during the trial."""
     events = events_of(TRIAL)
     running = MemoryLog()
@@ -438,7 +436,7 @@ def test_receipt_newer_than_the_bundle_is_no_violation(log: MemoryLog, run: Run,
     assert status == 2 and "came after this bundle" in output
 
 
-def test_bundle_is_compared_with_stored_checkpoints(log: MemoryLog, run: Run, tmp_path: Path) -> None:
+def test_bundle_is_compared_with_stored_checkpoints(log, run, tmp_path):
     anchor = tmp_path / "anchor"
     anchor.write_text(checkpoint_at(log, 7)[1] + "\n" + checkpoint_at(log, 20)[1])
     shown = bundle_of(log, known=[checkpoint_at(log, 7), checkpoint_at(log, 20)])
@@ -454,7 +452,7 @@ def test_bundle_is_compared_with_stored_checkpoints(log: MemoryLog, run: Run, tm
     assert run("bundle.json", shown, "--anchor", str(anchor))[0] == 2
 
 
-def test_malformed_receipts_neither_verify_nor_crash(log: MemoryLog, run: Run) -> None:
+def test_malformed_receipts_neither_verify_nor_crash(log, run):
     number = next(one.number for one in log.entries if (one.trial_id, one.kind) == (TRIAL, "VerdictGiven"))
     shown = 0
     for value in variants(response_json(log, number)):
@@ -467,7 +465,7 @@ def test_malformed_receipts_neither_verify_nor_crash(log: MemoryLog, run: Run) -
     assert shown == 2  # without an id, and with an empty one
 
 
-def test_control_characters_of_a_bundle_are_not_printed() -> None:
+def test_control_characters_of_a_bundle_are_not_printed():
     log = MemoryLog()
     trial_id = "t\u009b2J\u202e"
     log.add("TrialOpened", json.dumps({"kind": "TrialOpened", "seq": 0, "trial_id": trial_id}), trial_id, 0)
@@ -475,7 +473,7 @@ def test_control_characters_of_a_bundle_are_not_printed() -> None:
     assert all(line.isascii() and line.isprintable() for line in alone._bundle_lines(trial))
 
 
-def test_verifier_runs_as_a_single_file(log: MemoryLog, tmp_path: Path) -> None:
+def test_verifier_runs_as_a_single_file(log, tmp_path):
     """The single file runs from another folder without any of our packages or dependencies."""
     source = Path(alone.__file__).read_text()
     (tmp_path / "verify.py").write_text(source)
@@ -495,7 +493,7 @@ def test_verifier_runs_as_a_single_file(log: MemoryLog, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["right"]), done.stderr
 
 
-def test_both_verifiers_agree_on_keys_and_notes(log: MemoryLog) -> None:
+def test_both_verifiers_agree_on_keys_and_notes(log):
     """Both accept and refuse the same notes, published and altered."""
     from tests.support import notes as published
 

@@ -1,7 +1,5 @@
 """``memecourt docket``: its output, and the files it writes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -11,7 +9,6 @@ import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -33,11 +30,11 @@ Invoke = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with a docket, its public key and a checkpoint from halfway."""
     folder = tmp_path_factory.mktemp("made")
 
-    async def fill() -> None:
+    async def fill():
         docket = Docket.open(folder / "docket.sqlite")
         try:
             filled = await scene_of(docket, random.Random(11), trials=12, place=folder / "docket.sqlite")
@@ -51,25 +48,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
+def folder(made, tmp_path):
     """A copy of that folder, to be altered."""
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
 @pytest.fixture
-def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+def invoke(folder, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(folder / "home"))
     monkeypatch.setenv("MEMECOURT_DOCKET", str(folder / "docket.sqlite"))
 
-    def invoke(*arguments: Any, **options: Any) -> Result:
+    def invoke(*arguments, **options):
         return CliRunner().invoke(cli, ["docket", *map(str, arguments)], **options)
 
     return invoke
 
 
-def test_verify_of_a_clean_docket_matches_the_golden_file(
-    folder: Path, invoke: Invoke, request: pytest.FixtureRequest
-) -> None:
+def test_verify_of_a_clean_docket_matches_the_golden_file(folder, invoke, request):
     ran = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
     assert ran.exit_code == 0, ran.output
     shown = re.sub(r"[A-Za-z0-9+/]{43}=", "ROOT", ran.output)
@@ -81,7 +76,7 @@ def test_verify_of_a_clean_docket_matches_the_golden_file(
     assert value["outcome"] == "clean" and value["unanchored"] == value["entries"] and not value["findings"]
 
 
-def test_verify_of_a_violated_docket_exits_with_1_and_locates_the_faults(folder: Path, invoke: Invoke) -> None:
+def test_verify_of_a_violated_docket_exits_with_1_and_locates_the_faults(folder, invoke):
     import sqlite3
 
     with sqlite3.connect(folder / "docket.sqlite") as connection:
@@ -98,7 +93,7 @@ def test_verify_of_a_violated_docket_exits_with_1_and_locates_the_faults(folder:
 
 
 @pytest.mark.parametrize("index", ["trials_by_time", "trials_by_outcome", "entries_of_trial", "entries_of_kind"])
-def test_row_missing_from_an_index_is_detected(folder: Path, invoke: Invoke, index: str) -> None:
+def test_row_missing_from_an_index_is_detected(folder, invoke, index):
     """The rows are intact, but queries by this index miss one of them."""
     import sqlite3
 
@@ -118,7 +113,7 @@ def test_row_missing_from_an_index_is_detected(folder: Path, invoke: Invoke, ind
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["faults"].keys() == {"INDEX_DIFFERS"}
 
 
-def test_damaged_file_is_reported_with_a_remedy(folder: Path, invoke: Invoke) -> None:
+def test_damaged_file_is_reported_with_a_remedy(folder, invoke):
     import sqlite3
 
     place = folder / "docket.sqlite"
@@ -133,7 +128,7 @@ def test_damaged_file_is_reported_with_a_remedy(folder: Path, invoke: Invoke) ->
     assert ran.exit_code == 2 and "file is damaged. Restore it from a backup" in ran.output, ran.output
 
 
-def test_blank_ids_and_names_are_refused_without_changes(folder: Path, invoke: Invoke) -> None:
+def test_blank_ids_and_names_are_refused_without_changes(folder, invoke):
     entries = json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"]
     signature = ("--who", "ada", "--why", "asked to", "--yes")
     for bad in ("", "  ", "undecoded \udcff"):
@@ -155,7 +150,7 @@ def test_blank_ids_and_names_are_refused_without_changes(folder: Path, invoke: I
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"] == entries
 
 
-async def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
+async def test_empty_id_does_not_select_entries_without_a_trial(folder):
     """Entries without a trial are texts quoted by all trials: they can't be bundled or erased as a trial."""
     async with opened_docket(folder / "docket.sqlite") as docket:
         size = (await docket.log.checkpoint()).split("\n")[1]
@@ -206,7 +201,7 @@ LATEST = "(SELECT max(size) FROM checkpoints)"
         ("UPDATE trials SET erased = 'x' WHERE erased", "TRIAL_DIFFERS"),
     ],
 )
-def test_corrupt_rows_are_violations_and_no_crash(folder: Path, invoke: Invoke, statement: str, fault: str) -> None:
+def test_corrupt_rows_are_violations_and_no_crash(folder, invoke, statement, fault):
     import sqlite3
 
     with sqlite3.connect(folder / "docket.sqlite", isolation_level=None) as connection:
@@ -228,7 +223,7 @@ def test_corrupt_rows_are_violations_and_no_crash(folder: Path, invoke: Invoke, 
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["outcome"] == "violated"
 
 
-def test_failed_checks_exit_with_2(folder: Path, invoke: Invoke) -> None:
+def test_failed_checks_exit_with_2(folder, invoke):
     key, anchor = folder / "key", folder / "anchor"
     (folder / "empty").write_text("")
     foreign = SigningKey.create("another.example/docket")
@@ -251,7 +246,7 @@ def test_failed_checks_exit_with_2(folder: Path, invoke: Invoke) -> None:
     assert invoke("verify", "--key", key, "--anchor", anchor).exit_code == 0  # the private key is not needed
 
 
-def test_truncated_log_is_detected_only_with_an_external_checkpoint(folder: Path, invoke: Invoke) -> None:
+def test_truncated_log_is_detected_only_with_an_external_checkpoint(folder, invoke):
     """Restores the whole docket of yesterday."""
     yesterday = folder / "yesterday.sqlite"
     shutil.copy(folder / "docket.sqlite", yesterday)
@@ -270,7 +265,7 @@ def test_truncated_log_is_detected_only_with_an_external_checkpoint(folder: Path
     assert ran.exit_code == 1 and "TAIL_MISSING" in ran.output
 
 
-def test_key_and_checkpoint_are_printed_ready_to_store(folder: Path, invoke: Invoke) -> None:
+def test_key_and_checkpoint_are_printed_ready_to_store(folder, invoke):
     key = invoke("key").output
     assert key == (folder / "key").read_text()
     note = invoke("checkpoint").output
@@ -278,7 +273,7 @@ def test_key_and_checkpoint_are_printed_ready_to_store(folder: Path, invoke: Inv
     assert open_checkpoint(note, [VerifierKey.parse(key)]).size == entries
 
 
-def test_bundle_of_a_trial_verifies_elsewhere(folder: Path, invoke: Invoke) -> None:
+def test_bundle_of_a_trial_verifies_elsewhere(folder, invoke):
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     for line in lines:
         out = folder / "bundle.json"
@@ -302,7 +297,7 @@ def test_bundle_of_a_trial_verifies_elsewhere(folder: Path, invoke: Invoke) -> N
     assert "key" in invoke("bundle", lines[0].trial_id, "-o", out).output
 
 
-def test_erasing_asks_first_and_keeps_the_docket_verifiable(folder: Path, invoke: Invoke) -> None:
+def test_erasing_asks_first_and_keeps_the_docket_verifiable(folder, invoke):
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     trial_id = next(line.trial_id for line in lines if line.label and not line.erased)
     confirmation = invoke("erase", trial_id, "--who", "ada", "--why", "asked to", input="n\n")
@@ -320,7 +315,7 @@ def test_erasing_asks_first_and_keeps_the_docket_verifiable(folder: Path, invoke
     assert invoke("erase", "nobody", "--who", "ada", "--why", "asked to", "--yes").exit_code == 1
 
 
-def test_erasing_a_trial_removes_the_precedent_made_from_it(folder: Path, invoke: Invoke) -> None:
+def test_erasing_a_trial_removes_the_precedent_made_from_it(folder, invoke):
     lines = with_docket(folder / "docket.sqlite", lambda docket: docket.index.list(limit=50))
     one, other = [line.trial_id for line in lines if line.label and not line.erased][:2]
     root = folder / "library"
@@ -338,8 +333,8 @@ def test_erasing_a_trial_removes_the_precedent_made_from_it(folder: Path, invoke
     assert ran.exit_code == 0 and "library" not in ran.output
 
 
-def test_erasing_a_precedent_removes_its_text_from_records_and_library(folder: Path, invoke: Invoke) -> None:
-    async def cited(docket: Docket) -> dict[str, set[str]]:
+def test_erasing_a_precedent_removes_its_text_from_records_and_library(folder, invoke):
+    async def cited(docket):
         """Texts by precedent, as shown in records."""
         texts: dict[str, set[str]] = {}
         for line in await docket.index.list(limit=50):
@@ -364,11 +359,11 @@ def test_erasing_a_precedent_removes_its_text_from_records_and_library(folder: P
     assert "nothing of it" in invoke("erase-precedent", "nobody", *options[1:], "--yes").output
 
 
-def everything_in(root: Path) -> bytes:
+def everything_in(root):
     return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
 
 
-def test_key_can_be_created_before_the_docket(invoke: Invoke, tmp_path: Path) -> None:
+def test_key_can_be_created_before_the_docket(invoke, tmp_path):
     key = tmp_path / "secret" / "docket.key"
     made = invoke("key", "--new", key)
     assert made.exit_code == 0 and stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -380,13 +375,11 @@ def test_key_can_be_created_before_the_docket(invoke: Invoke, tmp_path: Path) ->
 class TestExpire:
     """Trials beyond the retention period are counted, and erased on confirmation."""
 
-    def test_missing_retention_period_error_names_the_setting(self, invoke: Invoke) -> None:
+    def test_missing_retention_period_error_names_the_setting(self, invoke):
         ran = invoke("expire", "--dry-run")
         assert ran.exit_code == 2 and "retention_days" in ran.output
 
-    def test_dry_run_counts_by_namespace_and_erases_nothing(
-        self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_dry_run_counts_by_namespace_and_erases_nothing(self, invoke, folder, monkeypatch):
         monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
         before = (folder / "docket.sqlite").read_bytes()
         ran = invoke("expire", "--dry-run")
@@ -394,7 +387,7 @@ class TestExpire:
         assert sum(int(line.split()[0].replace(",", "")) for line in ran.output.splitlines()[:-1]) >= 1
         assert (folder / "docket.sqlite").read_bytes() == before
 
-    def test_expire_asks_and_erases(self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expire_asks_and_erases(self, invoke, folder, monkeypatch):
         monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
         refused = invoke("expire", input="n\n")
         assert refused.exit_code == 1 and "are erased" not in refused.output

@@ -1,7 +1,5 @@
 """Entries of the transparency log: canonical JSON of any value, headers, commitments, bodies."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct
@@ -52,7 +50,7 @@ WORDS += ["\x7f", "\u2028", "\x01", "\u202e", "5"]
 FLOATS = [math.nan, math.inf, -math.inf, -0.0, 1.0, 1e16, 9999999999999998.0, 1e21, 1e-6, 1e-7, 0.0001, 0.00009999]
 
 
-def test_canonical_json_matches_the_reference_library_and_round_trips() -> None:
+def test_canonical_json_matches_the_reference_library_and_round_trips():
     chance = random.Random(8785)
     for _ in range(100_000 if FULL else 3_000):
         value = random_value(chance)
@@ -61,7 +59,7 @@ def test_canonical_json_matches_the_reference_library_and_round_trips() -> None:
         assert same(parse(written), value)
 
 
-def test_deeply_nested_values_are_serialised() -> None:
+def test_deeply_nested_values_are_serialised():
     for depth in (250, 256, 300):
         value: list[Any] = []
         for _ in range(depth):
@@ -69,7 +67,7 @@ def test_deeply_nested_values_are_serialised() -> None:
         assert canonical(value) == "[" * (depth + 1) + "]" * (depth + 1)
 
 
-def test_values_that_json_lacks_are_marked() -> None:
+def test_values_that_json_lacks_are_marked():
     assert to_canonical(math.nan) == {"$float": "nan"} and to_canonical(2**53) == {"$int": "9007199254740992"}
     assert to_canonical("a\\b\ud800") == {"$text": "a\\\\b\\ud800"} and to_canonical(2**53 - 1) == 2**53 - 1
     assert to_canonical({"$int": "5"}) == {"$$int": "5"}  # a marker that a model wrote itself is escaped
@@ -87,7 +85,7 @@ def test_values_that_json_lacks_are_marked() -> None:
             to_canonical(no_json)
 
 
-def test_events_round_trip_through_their_body() -> None:
+def test_events_round_trip_through_their_body():
     for event in events_of():
         assert event_of(body_of(event)) == event
     opened = events_of()[0]
@@ -97,7 +95,7 @@ def test_events_round_trip_through_their_body() -> None:
     assert isinstance(back, TrialOpened) and same(back.settings, odd)
 
 
-def test_header_reveals_nothing_of_the_body() -> None:
+def test_header_reveals_nothing_of_the_body():
     (verdict_event,) = (event for event in events_of() if isinstance(event, VerdictGiven))
     body = body_of(verdict_event)
     (seal,) = seal_bodies([body.encode()])
@@ -123,7 +121,7 @@ def test_header_reveals_nothing_of_the_body() -> None:
             check(altered)
 
 
-def test_erasures_round_trip_and_malformed_ones_are_refused() -> None:
+def test_erasures_round_trip_and_malformed_ones_are_refused():
     erased = Erased(trial_id="t", at=NOON, who="ada", why="asked to", numbers=(3, 4))
     assert erased_of(body_of(erased)) == erased
     for bad in ("", "[]", body_of(erased).replace("numbers", "others")):
@@ -132,7 +130,7 @@ def test_erasures_round_trip_and_malformed_ones_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 10), (3, 500_000), (32, 20_000), (37, 2_000)])
-def test_bodies_sealed_in_a_batch_match_bodies_sealed_alone(count: int, size: int) -> None:
+def test_bodies_sealed_in_a_batch_match_bodies_sealed_alone(count, size):
     """Threads share large batches: each body must get its own seal back."""
     bodies = [canonical([number, "é" * size]).encode() for number in range(count)]
     seals = seal_bodies(bodies)
@@ -142,7 +140,7 @@ def test_bodies_sealed_in_a_batch_match_bodies_sealed_alone(count: int, size: in
         check(Entry(1, "k", "t", 0, "", seal.commitment, body.decode(), seal.salt))
 
 
-def random_value(chance: random.Random, depth: int = 0) -> Any:
+def random_value(chance, depth=0):
     """Returns a value of any kind that a model's reply may contain, including those that are hard to serialise."""
     kind = chance.randrange(10 if depth < 4 else 7)
     if kind == 0:
@@ -160,11 +158,11 @@ def random_value(chance: random.Random, depth: int = 0) -> Any:
     return {random_text(chance): random_value(chance, depth + 1) for _ in range(chance.randrange(4))}
 
 
-def random_text(chance: random.Random) -> str:
+def random_text(chance):
     return "".join(chance.choices(WORDS, k=chance.randrange(5)))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """True if both are equal, counting NaN as equal to NaN and 1.0 to 1."""
     if isinstance(one, float) or isinstance(other, float):
         return bool(one == other or (one != one and other != other))

@@ -1,21 +1,9 @@
 """Signed notes, checkpoints and keys of C2SP, against published vectors."""
 
-from __future__ import annotations
-
 import pytest
 
+from serving.docket.log import notes
 from serving.docket.log.errors import BadNote
-from serving.docket.log.notes import (
-    Checkpoint,
-    SigningKey,
-    VerifierKey,
-    open_checkpoint,
-    open_note,
-    read_checkpoint,
-    sign_checkpoint,
-    sign_note,
-    split_note,
-)
 from tests.support.notes import ENOCH_PUBLIC, ENOCH_SIGNED, PETER_SIGNED, SPEC_NOTE, SPEC_PUBLIC, TEXT
 
 # From Go's golang.org/x/mod/sumdb/note (example_test.go, note_test.go), the origin of the format.
@@ -28,31 +16,31 @@ SPEC_CHECKPOINT = (
 )
 
 
-def test_note_is_signed_as_by_the_reference_implementation() -> None:
-    key = SigningKey.parse(PETER)
+def test_note_is_signed_as_by_the_reference_implementation():
+    key = notes.SigningKey.parse(PETER)
     assert str(key.verifier) == PETER_PUBLIC and key.secret() == PETER
-    assert sign_note(TEXT, [key]) == f"{TEXT}\n{PETER_SIGNED}"
-    peter, enoch = VerifierKey.parse(PETER_PUBLIC), VerifierKey.parse(ENOCH_PUBLIC)
+    assert notes.sign_note(TEXT, [key]) == f"{TEXT}\n{PETER_SIGNED}"
+    peter, enoch = notes.VerifierKey.parse(PETER_PUBLIC), notes.VerifierKey.parse(ENOCH_PUBLIC)
     both = f"{TEXT}\n{PETER_SIGNED}{ENOCH_SIGNED}"
     for keys in ([peter], [enoch], [peter, enoch]):
-        assert open_note(both, keys) == TEXT
-    assert open_note(SPEC_NOTE, [VerifierKey.parse(SPEC_PUBLIC)]) == "This is an example message.\n"
+        assert notes.open_note(both, keys) == TEXT
+    assert notes.open_note(SPEC_NOTE, [notes.VerifierKey.parse(SPEC_PUBLIC)]) == "This is an example message.\n"
 
 
-def test_altered_unknown_and_malformed_signatures_are_refused() -> None:
-    peter, enoch = VerifierKey.parse(PETER_PUBLIC), VerifierKey.parse(ENOCH_PUBLIC)
+def test_altered_unknown_and_malformed_signatures_are_refused():
+    peter, enoch = notes.VerifierKey.parse(PETER_PUBLIC), notes.VerifierKey.parse(ENOCH_PUBLIC)
     note = f"{TEXT}\n{PETER_SIGNED}"
     with pytest.raises(BadNote, match="None of the given keys"):
-        open_note(note, [enoch])
+        notes.open_note(note, [enoch])
     with pytest.raises(BadNote, match="None of the given keys"):
-        open_note(note, [])
+        notes.open_note(note, [])
     with pytest.raises(BadNote, match="altered"):
-        open_note(note.replace("answer", "question"), [peter])
+        notes.open_note(note.replace("answer", "question"), [peter])
     # One bad signature of a known key spoils the note, even beside a good one.
     spoilt = ENOCH_SIGNED.replace("ovTG01", "ovTG02")
     with pytest.raises(BadNote, match="altered"):
-        open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter, enoch])
-    assert open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter]) == TEXT
+        notes.open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter, enoch])
+    assert notes.open_note(f"{TEXT}\n{PETER_SIGNED}{spoilt}", [peter]) == TEXT
     for torn in (
         TEXT,
         TEXT + PETER_SIGNED,
@@ -68,21 +56,21 @@ def test_altered_unknown_and_malformed_signatures_are_refused() -> None:
         "a" * 1_100_000 + note,
     ):
         with pytest.raises(BadNote):
-            open_note(torn, [peter])
+            notes.open_note(torn, [peter])
 
 
-def test_text_may_contain_empty_lines() -> None:
-    key = SigningKey.create("a.example/log")
+def test_text_may_contain_empty_lines():
+    key = notes.SigningKey.create("a.example/log")
     text = "one\n\n— two\n\nthree\n"
-    note = sign_note(text, [key])
-    assert open_note(note, [key.verifier]) == text and len(split_note(note)[1]) == 1
+    note = notes.sign_note(text, [key])
+    assert notes.open_note(note, [key.verifier]) == text and len(notes.split_note(note)[1]) == 1
     for bad in ("", "no newline", "tab\there\n", "\ud800\n"):
         with pytest.raises(BadNote):
-            sign_note(bad, [key])
+            notes.sign_note(bad, [key])
 
 
-@pytest.mark.parametrize(("text", "kind"), [(PETER_PUBLIC, VerifierKey), (PETER, SigningKey)])
-def test_mangled_keys_are_refused(text: str, kind: type[VerifierKey] | type[SigningKey]) -> None:
+@pytest.mark.parametrize(("text", "kind"), [(PETER_PUBLIC, notes.VerifierKey), (PETER, notes.SigningKey)])
+def test_mangled_keys_are_refused(text, kind):
     """Mangled as in note_test.go: every substring of the key, and every character incremented."""
     kind.parse(text)
     parts = {text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1)} - {text}
@@ -92,42 +80,42 @@ def test_mangled_keys_are_refused(text: str, kind: type[VerifierKey] | type[Sign
             kind.parse(bad)
 
 
-def test_keys_of_other_kinds_are_refused() -> None:
+def test_keys_of_other_kinds_are_refused():
     for bad in (
         "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",  # too long, with a valid id
         "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",  # another algorithm, with a valid id
         "",
     ):
         with pytest.raises(BadNote):
-            VerifierKey.parse(bad)
+            notes.VerifierKey.parse(bad)
     for name in ("", "two words", "a+b", "line\nbreak", "\x00"):
         with pytest.raises(BadNote, match="name of a key"):
-            SigningKey.create(name)
+            notes.SigningKey.create(name)
 
 
-def test_private_key_is_not_revealed_in_repr_or_errors() -> None:
-    key = SigningKey.parse(PETER)
+def test_private_key_is_not_revealed_in_repr_or_errors():
+    key = notes.SigningKey.parse(PETER)
     assert "AYEKFA" not in repr(key) and "AYEKFA" not in str(key)
     for damaged in (PETER[:-4], PETER.replace("c74f20a3", "c74f20a4")):
         with pytest.raises(BadNote) as caught:
-            SigningKey.parse(damaged)
+            notes.SigningKey.parse(damaged)
         assert "AYEKFA" not in str(caught.value)
 
 
-def test_checkpoints_are_read_signed_and_opened() -> None:
-    text, signatures = split_note(SPEC_CHECKPOINT)
-    spec = read_checkpoint(text)
+def test_checkpoints_are_read_signed_and_opened():
+    text, signatures = notes.split_note(SPEC_CHECKPOINT)
+    spec = notes.read_checkpoint(text)
     assert (spec.origin, spec.size, spec.text) == ("example.com/behind-the-sofa", 20852163, text)
     assert [(name, id_.hex(), len(rest)) for name, id_, rest in signatures] == [(spec.origin, "033de0ae", 64)]
-    key = SigningKey.create("court.example/docket")
-    note = sign_checkpoint(key, key.name, 5, bytes(range(32)))
-    assert open_checkpoint(note, [key.verifier]) == Checkpoint("court.example/docket", 5, bytes(range(32)))
+    key = notes.SigningKey.create("court.example/docket")
+    note = notes.sign_checkpoint(key, key.name, 5, bytes(range(32)))
+    assert notes.open_checkpoint(note, [key.verifier]) == notes.Checkpoint("court.example/docket", 5, bytes(range(32)))
     with pytest.raises(BadNote, match="another log"):
-        open_checkpoint(sign_checkpoint(key, "other.example/docket", 5, bytes(32)), [key.verifier])
+        notes.open_checkpoint(notes.sign_checkpoint(key, "other.example/docket", 5, bytes(32)), [key.verifier])
     # Witnesses may add lines below the text, and their own signatures.
-    witness = SigningKey.create("witness.example")
-    more = sign_note(f"{spec.text}witnessed\n", [witness])
-    assert read_checkpoint(open_note(more, [witness.verifier])) == spec
+    witness = notes.SigningKey.create("witness.example")
+    more = notes.sign_note(f"{spec.text}witnessed\n", [witness])
+    assert notes.read_checkpoint(notes.open_note(more, [witness.verifier])) == spec
 
 
 @pytest.mark.parametrize(
@@ -144,6 +132,6 @@ def test_checkpoints_are_read_signed_and_opened() -> None:
         "a.example\n5\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\nmore\n",
     ],
 )
-def test_malformed_checkpoints_are_refused(text: str) -> None:
+def test_malformed_checkpoints_are_refused(text):
     with pytest.raises(BadNote):
-        read_checkpoint(text)
+        notes.read_checkpoint(text)

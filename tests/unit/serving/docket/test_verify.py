@@ -3,11 +3,8 @@
 Alterations by others, in a real database, are in tests/contract/test_docket_verify.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +13,7 @@ import pytest
 from serving.docket.audit import verify as checking
 from serving.docket.audit.verify import Fault, FromEntries, Report, verify
 from serving.docket.log.anchors import Anchor
-from serving.docket.log.entries import Entry, Erased, body_of
+from serving.docket.log.entries import Erased, body_of
 from serving.docket.log.merkle import tile_widths
 from serving.docket.log.notes import SigningKey, sign_checkpoint
 from tests.support.dockets import NOON, events_of
@@ -26,7 +23,7 @@ from tests.support.logs import MemoryLog
 class Rows:
     """The rows of a docket that stores this log correctly; tests alter them."""
 
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(self, log):
         derived, erased = FromEntries(), 0
         for entry in log.entries:
             try:
@@ -45,48 +42,48 @@ class Rows:
         self.log_row: dict[str, Any] = {"size": size, "frontier": log.frontier(), "key": str(log.key.verifier)}
         self.log_row |= {"checkpoint": note, "signed": size, "erased": erased}
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self):
         return iter(self.all_entries)
 
-    def checkpoints(self) -> Iterator[tuple[int, str]]:
+    def checkpoints(self):
         return iter(self.all_checkpoints)
 
-    def tiles(self) -> Iterator[tuple[int, int, bytes]]:
+    def tiles(self):
         return iter(self.all_tiles)
 
-    def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def trials(self):
         return iter(self.all_trials.items())
 
-    def findings(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    def findings(self):
         return iter(())
 
-    def parts(self) -> Iterator[tuple[bytes, int, str]]:
+    def parts(self):
         return iter(self.all_parts)
 
-    def rotations(self) -> Iterator[Entry]:
+    def rotations(self):
         return iter([entry for entry in self.all_entries if entry.kind == "KeyRotated"])
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self):
         return self.log_row
 
 
 @pytest.fixture
-def log() -> MemoryLog:
+def log():
     log = MemoryLog()
     log.add_events(events_of("a"))
     log.add_picture_view("a", "ada")
     return log
 
 
-def check(log: MemoryLog, rows: Rows | None = None, anchors: Sequence[Anchor] = ()) -> Report:
+def check(log, rows=None, anchors=()):
     return verify(rows or Rows(log), [log.key.verifier], FromEntries(), anchors=anchors)
 
 
-def faults(report: Report) -> dict[str, int]:
+def faults(report):
     return {str(fault): count for fault, count in report.counts.items()}
 
 
-def test_sound_docket_passes_the_check(log: MemoryLog) -> None:
+def test_sound_docket_passes_the_check(log):
     progress: list[int] = []
     report = verify(Rows(log), [log.key.verifier], FromEntries(), progress=progress.append)
     assert not report.violated and not report.findings and not report.unchecked and progress == []
@@ -98,12 +95,12 @@ def test_sound_docket_passes_the_check(log: MemoryLog) -> None:
     assert not check(empty, rows).violated  # an empty docket, before anything was signed
 
 
-def body(**values: Any) -> str:
+def body(**values):
     return json.dumps({"trial_id": "b", "at": "2026-01-02T12:00:00Z", **values})
 
 
 @pytest.mark.parametrize("seqs", [[1], [0, 2], [0, 0], [0, 1, 1, 2], [0, 10**18], [0, -5], [1, 0, 3]])
-def test_event_numbers_of_a_trial_must_be_without_gaps(log: MemoryLog, seqs: list[int]) -> None:
+def test_event_numbers_of_a_trial_must_be_without_gaps(log, seqs):
     """Faults that the docket itself made and signed: a missing or repeated number."""
     for seq in seqs:
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
@@ -112,13 +109,13 @@ def test_event_numbers_of_a_trial_must_be_without_gaps(log: MemoryLog, seqs: lis
     assert all("b" in finding.text or "entry" in finding.text.lower() for finding in report.findings)
 
 
-def test_events_of_concurrent_sides_may_be_out_of_order(log: MemoryLog) -> None:
+def test_events_of_concurrent_sides_may_be_out_of_order(log):
     for seq in (0, 2, 1, 3):
         log.add("Described", body(kind="Described", seq=seq), "b", seq)
     assert not check(log).violated
 
 
-def test_other_entries_do_not_count_as_events(log: MemoryLog) -> None:
+def test_other_entries_do_not_count_as_events(log):
     log.add("PictureShown", body(kind="PictureShown", trial_id="a", who="ada", what="frame 0"), "a", 99)
     assert faults(check(log)) == {"SEQUENCE": 1}
 
@@ -138,12 +135,12 @@ def test_other_entries_do_not_count_as_events(log: MemoryLog) -> None:
         "{" * 100_000,
     ],
 )
-def test_body_must_agree_with_its_header(log: MemoryLog, entry_body: str) -> None:
+def test_body_must_agree_with_its_header(log, entry_body):
     log.add("Described", entry_body, "b", 0)
     assert faults(check(log)) == {"BODY_DISAGREES": 1}
 
 
-def test_events_behind_the_listing_must_be_readable(log: MemoryLog) -> None:
+def test_events_behind_the_listing_must_be_readable(log):
     log.add("TrialOpened", body(kind="TrialOpened", seq=0), "b", 0)
     log.add("VerdictGiven", body(kind="VerdictGiven", seq=1), "b", 1)
     log.add("Part", '{"kind":"Part","value":"of nothing"}')
@@ -152,17 +149,17 @@ def test_events_behind_the_listing_must_be_readable(log: MemoryLog) -> None:
     assert faults(report) == {"BODY_DISAGREES": 5}  # an erasure is read for two purposes
 
 
-def erased_by(*numbers: int, trial_id: str = "") -> str:
+def erased_by(*numbers, trial_id=""):
     return body_of(Erased(trial_id=trial_id, at=NOON, who="ada", why="asked to", numbers=numbers))
 
 
-def without(log: MemoryLog, *numbers: int) -> Rows:
+def without(log, *numbers):
     for number in numbers:
         log.entries[number] = replace(log.entries[number], body=None, salt=None)
     return Rows(log)
 
 
-def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log: MemoryLog) -> None:
+def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log):
     incomplete = without(log, 2, 3)
     assert faults(check(log, incomplete)) == {"BODY_MISSING": 2}
     log.add("Erased", erased_by(2, 3))
@@ -173,7 +170,7 @@ def test_missing_bodies_need_an_erasure_and_erased_bodies_must_be_missing(log: M
     assert faults(report) == {"BODY_NOT_ERASED": 1} and report.findings[0].entry == 4
 
 
-def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None:
+def test_erasure_covers_neither_itself_nor_later_entries(log):
     number = len(log.entries)
     log.add("Erased", erased_by(number, number + 1))
     log.add_picture_view("a", "ada")
@@ -182,7 +179,7 @@ def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None
     assert faults(check(log, without(log, number))) == {"BODY_MISSING": 2}
 
 
-def test_missing_entries_are_named(log: MemoryLog) -> None:
+def test_missing_entries_are_named(log):
     rows = Rows(log)
     del rows.all_entries[2:4]
     report = check(log, rows)
@@ -192,7 +189,7 @@ def test_missing_entries_are_named(log: MemoryLog) -> None:
     assert Fault.ENTRY_MISPLACED in check(log, rows).counts
 
 
-def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> None:
+def test_tail_must_be_signed_and_signed_entries_must_exist(log):
     before = Rows(log)
     log.add_picture_view("a", "eve")
     rows = Rows(log)
@@ -205,7 +202,7 @@ def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> No
     assert Fault.TAIL_MISSING in check(log, rows).counts
 
 
-def test_checkpoints_must_match_this_log_and_their_own_size(log: MemoryLog) -> None:
+def test_checkpoints_must_match_this_log_and_their_own_size(log):
     size, key = len(log.entries), log.key
     rows = Rows(log)
     rows.all_checkpoints = [(size - 1, rows.all_checkpoints[0][1])]
@@ -218,7 +215,7 @@ def test_checkpoints_must_match_this_log_and_their_own_size(log: MemoryLog) -> N
     assert faults(check(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
 
 
-def test_key_stored_in_the_docket_must_be_the_expected_one(log: MemoryLog) -> None:
+def test_key_stored_in_the_docket_must_be_the_expected_one(log):
     rows = Rows(log)
     rows.log_row["key"] = str(SigningKey.create(log.key.name).verifier)
     assert faults(check(log, rows)) == {"KEY_DIFFERS": 1}
@@ -229,7 +226,7 @@ def test_key_stored_in_the_docket_must_be_the_expected_one(log: MemoryLog) -> No
     assert not verify(Rows(log), both, FromEntries()).violated
 
 
-def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
+def test_anchors_vouch_for_the_entries_before_them(log):
     early = log.checkpoint()
     log.add_events(events_of("b"))
     anchors = [Anchor("one", (early,)), Anchor("two", (early, "no note", log.checkpoint().replace("\n", "\n\n", 1)))]
@@ -246,7 +243,7 @@ def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
     assert all("anchor lies" in finding.text for finding in report.findings)
 
 
-def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> None:
+def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint():
     """A docket stores the receipts of its verdicts and, of all other checkpoints, only the newest."""
     log = MemoryLog()
     log.add_events(events_of("a"))
@@ -263,13 +260,13 @@ def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> N
     assert not check(log, rows, anchors=[anchor]).violated
 
 
-def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -> None:
+def test_unreadable_rows_are_reported_and_do_not_end_the_check(log):
     class Torn(Rows):
-        def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        def trials(self):
             raise TypeError("bytes where text has to be")
             yield
 
-        def tiles(self) -> Iterator[tuple[int, int, bytes]]:
+        def tiles(self):
             yield from self.all_tiles
             raise ValueError("no number")
 
@@ -278,23 +275,23 @@ def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -
     assert sum("can't be read at all" in finding.text for finding in report.findings) == 2
 
 
-def test_pictures_erased_during_the_check_are_no_fault() -> None:
+def test_pictures_erased_during_the_check_are_no_fault():
     """Frames of a picture are erased from the last to the first, all of them after the last trial of the picture."""
     frames_by_digest = {"gone": [b"1", b"2"], "going": [b"1", b"2"], "back": [b"1", b"2"], "cut": [b"1"], "none": []}
     trials = {"back", "cut", "none"}
     queried: list[str] = []
 
-    async def frames(digest: str) -> Sequence[bytes]:
+    async def frames(digest):
         queried.append(digest)
         found = frames_by_digest[digest]
         if digest in ("gone", "going"):
             del found[-1:]  # the erasure continues
         return [] if digest == "back" and queried.count(digest) == 1 else list(found)
 
-    async def still_wanted(digest: str) -> bool:
+    async def still_wanted(digest):
         return digest in trials
 
-    def pixels(stored_frames: Sequence[bytes]) -> str:
+    def pixels(stored_frames):
         return next(
             (name for name in ("gone", "going", "back") if len(stored_frames) == 2 and name == queried[-1]), "another"
         )
@@ -314,13 +311,13 @@ def test_pictures_erased_during_the_check_are_no_fault() -> None:
     assert ["cut" in f.text or "none" in f.text for f in report.findings] == [True, True]
 
 
-def test_all_faults_are_counted_and_the_first_are_listed(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_are_counted_and_the_first_are_listed(log, monkeypatch):
     monkeypatch.setattr(checking, "MOST_FINDINGS", 3)
     report = check(log, without(log, 1, 2, 3, 4, 5))
     assert report.counts == {Fault.BODY_MISSING: 5} and len(report.findings) == 3
 
 
-def test_long_checks_report_their_progress(log: MemoryLog) -> None:
+def test_long_checks_report_their_progress(log):
     for number in range(2_000):
         log.add("Part", json.dumps({"kind": "Part", "of": "p", "value": str(number)}))
     progress: list[int] = []

@@ -1,17 +1,13 @@
 """Near-duplicate fingerprints in the docket: which trials are found, which verdicts are reused, and memory use."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from court.errors import Unavailable
 from court.events import MemeIdentity, VerdictGiven
-from court.meme import Picture, text_digest
+from court.meme import text_digest
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.judging.near_duplicates import StoredFingerprint
 from tests.support.drawn_memes import BACKGROUNDS, CAPTIONS, COPIES, Caption, captioned_meme
@@ -32,22 +28,22 @@ from tests.support.sizes import FULL
 
 
 @pytest.fixture
-def serve(place: Path) -> Callable[..., Any]:
+def serve(place):
     """A function that opens a server."""
     return partial(a_server, place)
 
 
 @pytest.fixture(scope="module")
-def copy(still: Image.Image) -> Picture:
+def copy(still):
     return picture_of(COPIES["JPEG, quality 40"](still))
 
 
 @pytest.fixture(scope="module")
-def other() -> Picture:
+def other():
     return picture_of(captioned_meme("rocket.jpg", CAPTION))
 
 
-def with_a_disc(still: Image.Image) -> Image.Image:
+def with_a_disc(still):
     changed = still.copy()
     ImageDraw.Draw(changed).ellipse((300, 200, 340, 240), fill="red", outline="white", width=2)
     return changed
@@ -304,7 +300,7 @@ async def test_damaged_fingerprints_and_later_formats_are_skipped(serve, meme, c
 # Reusing a verdict
 
 
-def changed(still: Image.Image, name: str) -> Picture:
+def changed(still, name):
     """Returns a variant of the still by name; the parameters of the test below say how it differs."""
     return {
         "copy": lambda: picture_of(COPIES["JPEG, quality 40"](still)),
@@ -399,7 +395,7 @@ async def test_tile_threshold_is_stricter_if_no_text_could_be_read(serve, still,
         ) == ("given", None)
 
 
-def _toned(still: Image.Image) -> np.ndarray:
+def _toned(still):
     """Returns the colour of a region, 26 levels brighter or darker: between the two thresholds of the tiles."""
     region = np.asarray(still)[200:212, 300:312].reshape(-1, 3).mean(axis=0)
     return np.where(region > 128, region - 26, region + 26)
@@ -413,7 +409,7 @@ BASES = BACKGROUNDS if FULL else BACKGROUNDS[::3]
 EDITS = ("the same", "JPEG, quality 40", "half the size", "grey", "brighter by 20 %", "mirrored", "white border")
 
 
-def captions(base: str) -> Sequence[Caption]:
+def captions(base):
     rng = random.Random(base)
     groups = ("Blueland", "Redhill", "Greenfield")
     return [
@@ -539,7 +535,7 @@ async def test_indexed_meme_takes_a_few_hundred_bytes(serve):
     rng = np.random.default_rng(0)
     many = 20_000
 
-    def fingerprint(number: int) -> bytes:
+    def fingerprint(number):
         words = MemeText(
             f"People from Blueland bring soup to the neighbours, for the {number}th time this spring", True
         )

@@ -328,23 +328,9 @@ def test_silent_telemetry_counts_and_logs_nothing(caplog):
 
 
 ALLOWED = {
-    "service",
-    "method",
-    "code",
-    "procedure",
-    "outcome",
-    "label",
-    "step",
-    "reason",
-    "side",
-    "role",
-    "model",
-    "source",
-    "hook",
-    "kind",
-    "of",
-    "worker",
-}
+    "service", "method", "code", "procedure", "outcome", "label", "step", "reason", "side", "role", "model", "source",
+    "hook", "kind", "of", "worker",
+}  # fmt: skip
 """Labels whose values are closed sets or configured by the operator."""
 
 

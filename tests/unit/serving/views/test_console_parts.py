@@ -1,7 +1,5 @@
 """Parts of console pages: hidden characters, charts, comparisons, sessions and evidence."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from datetime import UTC, datetime, timedelta

@@ -13,20 +13,10 @@ import httpx2
 import openai
 import pytest
 
+from court.backends.chat import wire
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
 from court.backends.chat.failures import MAPPED, Failure, Retries, of_sdk, of_status, quotable, retry_after
-from court.backends.chat.wire import (
-    Capabilities,
-    LogProbs,
-    Thinking,
-    digest,
-    in_words,
-    masses_of_words,
-    read,
-    read_models,
-    read_tokens,
-)
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -84,7 +74,7 @@ async def test_schema_is_sent_as_response_format():
 
 
 async def test_schema_is_appended_in_words_for_servers_without_schemas():
-    async with court_and_server(capabilities=Capabilities(json_schema=False)) as (chat, server):
+    async with court_and_server(capabilities=wire.Capabilities(json_schema=False)) as (chat, server):
         reply = await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=60)
         free = await chat.reply(ChatRequest("s", ("p", FRAME), None, 64), within_s=60)
         # Needed to rebuild the messages later.
@@ -92,8 +82,8 @@ async def test_schema_is_appended_in_words_for_servers_without_schemas():
         sent = server.requests[0]
     assert "response_format" not in sent
     assert sent["messages"][0]["content"] == "s"
-    assert sent["messages"][1]["content"][-1] == {"type": "text", "text": in_words(SCHEMA)}
-    assert '"enum":["HARMFUL","NOT_HARMFUL"]' in in_words(SCHEMA)
+    assert sent["messages"][1]["content"][-1] == {"type": "text", "text": wire.in_words(SCHEMA)}
+    assert '"enum":["HARMFUL","NOT_HARMFUL"]' in wire.in_words(SCHEMA)
 
 
 ALWAYS = 9  # more than the client ever tries
@@ -353,12 +343,14 @@ async def test_client_ignores_openai_and_proxy_environment_variables(monkeypatch
 
 
 def test_too_many_pictures_are_refused_before_sending():
-    error, calls = failing([], request=ChatRequest("s", (FRAME, FRAME), None, 9), capabilities=Capabilities(pictures=1))
+    error, calls = failing(
+        [], request=ChatRequest("s", (FRAME, FRAME), None, 9), capabilities=wire.Capabilities(pictures=1)
+    )
     assert isinstance(error, ModelRefused) and error.reason == "MODEL_TOO_MANY_PICTURES" and calls == 0
 
 
 async def test_picture_is_sent_once_and_then_named_by_its_digest():
-    async with court_and_server(capabilities=Capabilities(picture_ids=True)) as (chat, server):
+    async with court_and_server(capabilities=wire.Capabilities(picture_ids=True)) as (chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         for _ in range(2):
             await chat.reply(request, within_s=60)
@@ -371,7 +363,7 @@ async def test_picture_is_sent_once_and_then_named_by_its_digest():
 
 
 async def test_odds_of_chosen_tokens_are_not_normalised():
-    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) as (chat, server):
+    async with court_and_server(capabilities=wire.Capabilities(log_probs=wire.LogProbs.CHOSEN)) as (chat, server):
         odds = [await chat.odds(HELLO, ("B", "A"), within_s=60) for _ in range(2)]
     assert odds[0].masses == pytest.approx((0.3, 0.6)) and odds[0].reply.tokens_out == 1
     sent = server.requests[0]
@@ -380,7 +372,7 @@ async def test_odds_of_chosen_tokens_are_not_normalised():
 
 
 async def test_odds_are_taken_from_the_most_likely_tokens():
-    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.TOP)) as (chat, server):
+    async with court_and_server(capabilities=wire.Capabilities(log_probs=wire.LogProbs.TOP)) as (chat, server):
         odds, sent = await chat.odds(HELLO, ("A", "C"), within_s=60), server.requests[0]
     assert odds.masses == pytest.approx((0.6, 0.0)) and sent["top_logprobs"] == 20
 
@@ -391,7 +383,7 @@ async def test_odds_are_none_for_a_server_without_log_probabilities():
 
 
 async def test_odds_of_a_multi_token_option_are_refused():
-    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) as (chat, _server):
+    async with court_and_server(capabilities=wire.Capabilities(log_probs=wire.LogProbs.CHOSEN)) as (chat, _server):
         with pytest.raises(ModelRefused) as caught:
             await chat.odds(HELLO, ("two words", "B"), within_s=60)
         assert caught.value.reason == "MODEL_OPTION"
@@ -402,9 +394,9 @@ def test_odds_are_empty_when_the_server_omits_them():
         return await chat.odds(HELLO, ("A", "B"), within_s=60)
 
     lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
-    for support in (LogProbs.TOP, LogProbs.CHOSEN):
+    for support in (wire.LogProbs.TOP, wire.LogProbs.CHOSEN):
         # The server claimed to support them: the trial goes on without a harm score, and records the call's cost.
-        odds = with_server(scenario, lesser, capabilities=Capabilities(log_probs=support))
+        odds = with_server(scenario, lesser, capabilities=wire.Capabilities(log_probs=support))
         assert odds.masses == () and odds.reply.tokens_in > 0
 
 
@@ -448,7 +440,7 @@ def test_unusable_metadata_does_not_fail_the_reply(field, unusable):
         del place[last]
     else:
         place[last] = UNUSABLE[unusable]
-    answer = read(json.dumps(body).encode(), "http://model/v1")
+    answer = wire.read(json.dumps(body).encode(), "http://model/v1")
     reply = answer.reply(0.1)
     assert reply.text == "the reply" and reply.finish is FinishReason.STOP
     lost = {"usage": {"prompt_tokens", "completion_tokens"}}.get(field, {field})
@@ -461,13 +453,13 @@ def test_bad_content_or_finish_reason_fails_the_reply():
         body = copy.deepcopy(GOOD)
         body["choices"][0]["message"]["content"] = content
         with pytest.raises(Failure):
-            read(json.dumps(body).encode())
+            wire.read(json.dumps(body).encode())
     body = copy.deepcopy(GOOD)
     body["choices"][0]["finish_reason"] = "abort"
     with pytest.raises(Failure):
-        read(json.dumps(body).encode()).reply(0.1)
+        wire.read(json.dumps(body).encode()).reply(0.1)
     body["choices"][0] |= {"finish_reason": "length"}
-    assert read(json.dumps(body).encode()).reply(0.1).finish is FinishReason.LENGTH
+    assert wire.read(json.dumps(body).encode()).reply(0.1).finish is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -495,8 +487,8 @@ def test_tokens_with_and_without_a_space_count_as_one_option():
         b'"A","logprob":-0.7,"top_logprobs":[{"token":"A","logprob":-1.0},{"token":" A","logprob":-2.0},{"token":"AB",'
         b'"logprob":-3.0}]}]}}]}'
     )
-    answer = read(body)
-    assert masses_of_words(answer.first_token(), ["A", "B"]) == pytest.approx((0.36788 + 0.13534, 0.0), abs=1e-4)
+    answer = wire.read(body)
+    assert wire.masses_of_words(answer.first_token(), ["A", "B"]) == pytest.approx((0.36788 + 0.13534, 0.0), abs=1e-4)
     assert answer.reply(0.1).tokens_in == 0  # the reply has no usage
 
 
@@ -507,23 +499,23 @@ VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
 @pytest.mark.parametrize(
     ("lacking", "more", "capabilities", "expected"),
     [
-        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=True, **VLLM), []),
+        (set(), {}, wire.Capabilities(True, 4, wire.LogProbs.CHOSEN, True, True, prefix_cache=True, **VLLM), []),
         (
             {"prefix_cache"},
             {},
-            Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=False, **VLLM),
+            wire.Capabilities(True, 4, wire.LogProbs.CHOSEN, True, True, prefix_cache=False, **VLLM),
             ["--mamba-cache-mode align"],
         ),
         (
             {"json_schema", "log_probs", "picture_ids", "cached_tokens", *VLLM_FEATURES},
             {"pictures": 1, "owned_by": "another"},
-            Capabilities(False, 1, LogProbs.NONE, False, False),
+            wire.Capabilities(False, 1, wire.LogProbs.NONE, False, False),
             ["told in words", "takes 1 of up to 4 pictures", "no log-probabilities", "0 is recorded"],
         ),
         (
             {"json_schema", "chosen_log_probs"},
             {"pictures": 0, "ignores_schemas": True},
-            Capabilities(False, 0, LogProbs.TOP, False, True, prefix_cache=True, **VLLM),
+            wire.Capabilities(False, 0, wire.LogProbs.TOP, False, True, prefix_cache=True, **VLLM),
             ["told in words", "takes no pictures", "most likely tokens only"],
         ),
     ],
@@ -542,20 +534,20 @@ async def test_probe_detects_capabilities(lacking, more, capabilities, expected)
 @pytest.mark.parametrize(
     ("thinks", "found", "expected"),
     [
-        ("", Thinking.NONE, ""),
-        ("template", Thinking.TEMPLATE, "it is told not to"),
-        ("effort", Thinking.EFFORT, "it is told not to"),
-        ("always", Thinking.ALWAYS, "can't be told not to"),
+        ("", wire.Thinking.NONE, ""),
+        ("template", wire.Thinking.TEMPLATE, "it is told not to"),
+        ("effort", wire.Thinking.EFFORT, "it is told not to"),
+        ("always", wire.Thinking.ALWAYS, "can't be told not to"),
     ],
 )
 async def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser):
     settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
-    async with court_and_server(settings, capabilities=Capabilities()) as (chat, _server):
+    async with court_and_server(settings, capabilities=wire.Capabilities()) as (chat, _server):
         sentences = (await probe(chat, within_s=60)).sentences
         odds = await chat.odds(HELLO, ("A", "B"), within_s=60)
         reply = await chat.reply(HELLO, within_s=60)
     assert [expected in sentence for sentence in sentences] == ([True] if expected else [])
-    if found is Thinking.ALWAYS:
+    if found is wire.Thinking.ALWAYS:
         # Its first token belongs to a thought, so the probabilities of the letters mean nothing.
         assert odds is None
         # Thoughts have their own token budget, so they don't truncate the reply.
@@ -568,7 +560,7 @@ async def test_thinking_is_switched_off_where_possible(thinks, found, expected, 
 @pytest.mark.parametrize("thoughts", [True, False])
 async def test_probe_message_depends_on_roles_that_think(thoughts):
     settings = Settings(api_key=KEY, thinks="template")
-    async with court_and_server(settings, capabilities=Capabilities()) as (chat, _server):
+    async with court_and_server(settings, capabilities=wire.Capabilities()) as (chat, _server):
         (sentence,) = (await probe(chat, within_s=10, thoughts=thoughts)).sentences
     assert ("in roles that are not to think" in sentence) is thoughts
 
@@ -586,7 +578,7 @@ async def test_probe_message_depends_on_roles_that_think(thoughts):
 )
 def test_unparsed_thoughts_are_recognised_by_their_tags(content, thought, text, thinks):
     body = {"model": "m", "choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
-    answer = read(json.dumps(body).encode())
+    answer = wire.read(json.dumps(body).encode())
     reply = answer.reply(0.1)
     assert (reply.thought, reply.text, answer.thinks) == (thought, text, thinks)
 
@@ -596,7 +588,7 @@ def test_unparsed_thoughts_are_recognised_by_their_tags(content, thought, text, 
 def test_thought_is_read_under_both_field_names(name, unusable):
     message = {"role": "assistant", "content": "Yes.", name: " I wonder. "}
     body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
-    read_body = lambda: read(json.dumps(body).encode()).reply(0.1)  # noqa: E731
+    read_body = lambda: wire.read(json.dumps(body).encode()).reply(0.1)  # noqa: E731
     assert (read_body().thought, read_body().text) == ("I wonder.", "Yes.")
     message[name] = unusable
     assert (read_body().thought, read_body().text) == ("", "Yes.")
@@ -646,7 +638,7 @@ def test_checks_beyond_the_budget_are_left_out_and_progress_is_shown(monkeypatch
     found = with_server(
         lambda chat, _: probe(chat, within_s=60, budget_s=0.0, tell=progress.append), Settings(api_key=KEY)
     )
-    assert found.capabilities == Capabilities(json_schema=True, pictures=0, cached_tokens=True)
+    assert found.capabilities == wire.Capabilities(json_schema=True, pictures=0, cached_tokens=True)
     (sentence,) = (each for each in found.sentences if "too slow" in each)
     assert "pictures, log-probabilities, prefix cache" in sentence
     assert "JSON schemas (1 of 8" in progress[0] and "priorities (8 of 8" in progress[-1]
@@ -666,7 +658,7 @@ async def test_prefix_cache_is_probed_by_a_short_prompt_first_and_speeds_are_mea
 
 @pytest.mark.parametrize("body", [b"<html></html>", b"[]", b'{"data":[{"id":7}]}', b"", b'{"data":"m"}', b"\xff"])
 def test_malformed_bodies_are_refused(body):
-    for reader in (read_models, read_tokens, read):
+    for reader in (wire.read_models, wire.read_tokens, wire.read):
         with pytest.raises(Failure) as caught:
             reader(body)
         assert caught.value.error.reason == "MODEL_GARBLED"
@@ -708,13 +700,13 @@ def test_retry_after_is_parsed(header, seconds):
 )
 def test_error_in_a_200_response_is_raised(error, reason):
     with pytest.raises(Failure) as caught:
-        read(json.dumps({"error": error}).encode())
+        wire.read(json.dumps({"error": error}).encode())
     assert caught.value.error.reason == reason
 
 
 def test_body_may_start_with_a_byte_order_mark():
     choice = {"index": 0, "message": {"content": "yes"}}
-    assert read(b"\xef\xbb\xbf" + json.dumps({"choices": [choice]}).encode()).reply(0.1).text == "yes"
+    assert wire.read(b"\xef\xbb\xbf" + json.dumps({"choices": [choice]}).encode()).reply(0.1).text == "yes"
 
 
 @pytest.mark.parametrize("status", range(300, 600))
@@ -757,7 +749,7 @@ def test_every_sdk_error_is_mapped_or_listed_as_unused():
 
 
 async def test_picture_lost_by_the_server_is_resent_by_each_call():
-    async with court_and_server(capabilities=Capabilities(picture_ids=True)) as (chat, server):
+    async with court_and_server(capabilities=wire.Capabilities(picture_ids=True)) as (chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         await chat.reply(request, within_s=60)
         server._pictures.clear()
@@ -765,7 +757,7 @@ async def test_picture_lost_by_the_server_is_resent_by_each_call():
         ask, both = sent_to.chat, asyncio.Barrier(2)
 
         async def ask_together(request, *, known, **options):
-            named = digest(FRAME) in known
+            named = wire.digest(FRAME) in known
             try:
                 return await ask(request, known=known, **options)
             finally:

@@ -1,9 +1,7 @@
 """Capabilities detected on stand-ins for SGLang, llama.cpp and OpenAI's API, and full trials on them, over sockets."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -18,7 +16,6 @@ from court.ports import ChatRequest
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court, TrialCase
-from eval.standin.faults import InjectedFault
 from eval.standin.replies import meme_text, token_id
 from eval.standin.server import FakeModelServer, RefusedCall, serving
 from eval.standin.settings import FEATURES, Settings
@@ -29,11 +26,11 @@ from tests.support.playing import run_within
 _LACKS = {"picture_ids", "chosen_log_probs", "priorities", "repetition_detection"}
 
 
-def _of(settings: Mapping[str, Any]) -> Settings:
+def _of(settings):
     return Settings(**{"play": "rounds", "owned_by": "another", **settings, "features": FEATURES - _LACKS})
 
 
-def _reshape_thought(choice: dict[str, Any]) -> None:
+def _reshape_thought(choice):
     message = choice["message"]
     message["reasoning_content"] = message.pop("reasoning", None)
     message.pop("refusal")
@@ -42,20 +39,20 @@ def _reshape_thought(choice: dict[str, Any]) -> None:
 class FakeSglang(FakeModelServer):
     """SGLang: reports cached tokens only if enabled and not zero; has ``/tokenize`` like vLLM."""
 
-    def __init__(self, *, cache_report: bool = True, **settings: Any) -> None:
+    def __init__(self, *, cache_report=True, **settings):
         super().__init__(_of(settings), keep=True)
         self._cache_report = cache_report
 
-    def application(self) -> web.Application:
+    def application(self):
         app = super().application()
         app.router.add_post("/tokenize", self._tokens)
         return app
 
-    async def _tokens(self, request: web.Request) -> web.Response:
+    async def _tokens(self, request):
         prompt = (await request.json())["prompt"]
         return web.json_response({"tokens": [token_id(prompt)], "count": 1, "max_model_len": 32_768})
 
-    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+    async def _work(self, payload, fault):
         body = await super()._work(payload, fault)
         (choice,) = body["choices"]
         _reshape_thought(choice)
@@ -72,19 +69,19 @@ class FakeLlamaCpp(FakeModelServer):
     It ignores the requested model's name, and has its own message for a request that is too long for its slot.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings):
         super().__init__(_of(settings), keep=True)
 
-    def application(self) -> web.Application:
+    def application(self):
         app = super().application()
         app.router.add_post("/tokenize", self._tokens)
         return app
 
-    async def _tokens(self, request: web.Request) -> web.Response:
+    async def _tokens(self, request):
         text = (await request.json()).get("content")
         return web.json_response({"tokens": [] if text is None else [token_id(text)]})
 
-    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+    async def _work(self, payload, fault):
         try:
             body = await super()._work({**payload, "model": self.settings.model}, fault)
         except RefusedCall as refused:
@@ -108,11 +105,11 @@ class FakeLlamaCpp(FakeModelServer):
 class FakeOpenAI(FakeModelServer):
     """OpenAI with a reasoning model: refuses unknown fields and hides thoughts."""
 
-    def __init__(self, *, any_temperature: bool = False, **settings: Any) -> None:
+    def __init__(self, *, any_temperature=False, **settings):
         super().__init__(_of({"owned_by": "openai", **settings}), keep=True)
         self._any_temperature = any_temperature
 
-    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+    async def _work(self, payload, fault):
         for name in ("max_tokens", "chat_template_kwargs", "repetition_detection", "priority", "thinking_token_budget"):
             if name in payload:
                 raise RefusedCall(400, f"Unsupported parameter: '{name}' is not supported with this model.")

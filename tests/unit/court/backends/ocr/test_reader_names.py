@@ -1,13 +1,10 @@
 """Tests of text readers by name: a stand-in for a PaddleX server, downloaded RapidOCR models, and none."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -22,13 +19,12 @@ from court.backends.ocr import rapidocr_models
 from court.backends.ocr.rapidocr_models import LANGUAGES, MIRROR, RecognitionModel, find_model
 from court.backends.ocr.reader import check_reader_name, open_reader
 from court.errors import BadRequest, NotLoaded, Unavailable
-from court.meme import Picture
 from serving.cli.main import cli
 from serving.settings import Settings
 from tests.support.pictures import captioned, decoded, encode
 
 
-async def read(name: str, still: Picture, *, warm: bool = False):
+async def read(name, still, *, warm=False):
     reader = open_reader(name)
     assert reader is not None
     async with aclosing(reader):
@@ -38,7 +34,7 @@ async def read(name: str, still: Picture, *, warm: bool = False):
 
 
 @pytest.mark.parametrize("name", ["rapidocr", "rapidocr:cyrillic", "http://127.0.0.1:8080/ocr", "none"])
-def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
+def test_reader_setting_accepts_every_kind_of_name(name):
     assert check_reader_name(name) == name == Settings(reader=name).reader
 
 
@@ -56,7 +52,7 @@ def test_reader_setting_accepts_every_kind_of_name(name: str) -> None:
         ("http://[::1/ocr", "address of a text reader"),
     ],
 )
-def test_unknown_reader_names_are_refused_with_an_explanation(name: str, message: str) -> None:
+def test_unknown_reader_names_are_refused_with_an_explanation(name, message):
     with pytest.raises(ValueError, match=message):
         check_reader_name(name)
     done = CliRunner().invoke(cli, ["judge", "--reader", name, str(Path(__file__))])
@@ -67,7 +63,7 @@ def test_unknown_reader_names_are_refused_with_an_explanation(name: str, message
 
 
 @pytest.mark.slow
-def test_without_a_reader_a_meme_needs_its_text(starter_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_reader_a_meme_needs_its_text(starter_home, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(starter_home))
     image_file = starter_home / "meme.png"
     image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
@@ -86,19 +82,19 @@ def test_without_a_reader_a_meme_needs_its_text(starter_home: Path, monkeypatch:
 class OcrServer(ThreadingHTTPServer):
     """A stand-in for PaddleX serving: decodes the pictures sent to it and answers as configured."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), OcrAnswer)
         self.status = 200
         self.body: bytes | None = None
         self.sizes: list[tuple[int, int]] = []
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_port}/ocr"
 
 
 class OcrAnswer(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+    def do_POST(self):
         server = self.server
         assert isinstance(server, OcrServer)
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -111,11 +107,11 @@ class OcrAnswer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
-def answer(texts: list[str], scores: list[float] | None = None, **more: object) -> bytes:
+def answer(texts, scores=None, **more):
     boxes = [[[20, 10 + 40 * at], [120, 10 + 40 * at], [120, 30 + 40 * at], [20, 30 + 40 * at]] for at in range(9)]
     lines = {"rec_texts": texts, "rec_scores": scores or [0.75] * len(texts), "rec_polys": boxes[: len(texts)]}
     page = {"prunedResult": {"model_settings": {}, **lines}, "ocrImage": None}
@@ -123,14 +119,14 @@ def answer(texts: list[str], scores: list[float] | None = None, **more: object) 
 
 
 @pytest.fixture
-def server() -> Iterator[OcrServer]:
+def server():
     with OcrServer() as listening:
         threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
         yield listening
         listening.shutdown()
 
 
-async def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server: OcrServer) -> None:
+async def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(server):
     identity, _ = await read(server.url, decoded(captioned("COURT")), warm=True)
     assert identity == f"paddlex-serving {server.url}"
     server.body = answer(["second", "first"])
@@ -160,14 +156,14 @@ async def test_ocr_server_gets_one_request_per_frame_and_boxes_match_the_frame(s
         (200, json.dumps({"errorCode": 0, "result": {"ocrResults": []}}).encode()),
     ],
 )
-async def test_failing_ocr_server_is_an_error_and_no_empty_text(server: OcrServer, status: int, body: bytes) -> None:
+async def test_failing_ocr_server_is_an_error_and_no_empty_text(server, status, body):
     server.status, server.body = status, body
     with pytest.raises(Unavailable) as caught:
         await read(server.url, decoded(captioned("ONE")))
     assert caught.value.reason == "TEXT_READER_FAILED" and server.url not in caught.value.message
 
 
-async def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(server: OcrServer) -> None:
+async def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(server):
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/ocr can't be asked"):
         await read("http://127.0.0.1:1/ocr", decoded(captioned("ONE")), warm=True)
     server.body = answer(["SOMETHING ELSE"])
@@ -181,7 +177,7 @@ async def test_absent_or_wrongly_reading_ocr_server_is_reported_at_the_start(ser
 class Models(BaseHTTPRequestHandler):
     content = (Path(rapidocr.__file__).parent / "models" / "PP-OCRv6_rec_small.onnx").read_bytes()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         found = self.path == "/mirror/rec/other.onnx"
         self.send_response(200 if found else 404)
         self.end_headers()
@@ -189,12 +185,12 @@ class Models(BaseHTTPRequestHandler):
             with contextlib.suppress(ConnectionError):  # a client that takes a thousand bytes at most hangs up
                 self.wfile.write(self.content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def mirror(tmp_path, monkeypatch):
     """A mirror with a model for Korean: the packaged model under another name."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Models) as listening:
         threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
@@ -206,7 +202,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         listening.shutdown()
 
 
-async def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror: None) -> None:
+async def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror):
     with pytest.raises(NotLoaded, match="run `memecourt setup --reader rapidocr:korean`"):
         open_reader("rapidocr:korean")
     done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
@@ -217,9 +213,7 @@ async def test_setup_downloads_a_model_by_name_and_the_reader_uses_it(mirror: No
 
 
 @pytest.mark.parametrize("fault", ["another file", "too large", "not there", "no server"])
-def test_failed_or_mismatching_model_downloads_are_not_stored(
-    mirror: None, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_failed_or_mismatching_model_downloads_are_not_stored(mirror, monkeypatch, fault):
     match fault:
         case "another file":
             monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/other.onnx", "0" * 64, reads_latin=True))
@@ -236,7 +230,7 @@ def test_failed_or_mismatching_model_downloads_are_not_stored(
         find_model("korean")
 
 
-def test_setup_refuses_readers_that_need_no_download() -> None:
+def test_setup_refuses_readers_that_need_no_download():
     for name in ("none", "rapidocr", "rapidocr:klingon"):
         done = CliRunner().invoke(cli, ["setup", "--reader", name])
         assert done.exit_code == 2, name

@@ -1,7 +1,5 @@
 """The digest of a picture, recomputed from its stored frames and refused for anything else."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest
@@ -12,7 +10,7 @@ from court.backends.pictures.normalise import has_pixels, pixels_sha256
 from tests.support.pictures import animation, chunk, encode, exif, quarters, read_pictures
 
 
-async def test_digest_is_recomputed_from_the_stored_frames() -> None:
+async def test_digest_is_recomputed_from_the_stored_frames():
     """Uploads are in several modes, rotated, animated, and scaled down."""
     stills = [quarters().rotate(angle) for angle in (0, 90, 180)]
     files = [
@@ -34,7 +32,7 @@ async def test_digest_is_recomputed_from_the_stored_frames() -> None:
             assert pixels_sha256(frames[:-1]) != picture.pixels_sha256
 
 
-def test_data_that_is_not_a_stored_frame_is_refused() -> None:
+def test_data_that_is_not_a_stored_frame_is_refused():
     good = encode(quarters(), "PNG")
     about = PngInfo()
     about.add_text("Comment", "people from Blueland")
@@ -63,7 +61,7 @@ def test_data_that_is_not_a_stored_frame_is_refused() -> None:
 
 
 @pytest.mark.parametrize("gamma", [2000, 130_000, 400_000])
-async def test_unusual_colours_change_the_digest_even_where_they_change_no_pixel(gamma: int) -> None:
+async def test_unusual_colours_change_the_digest_even_where_they_change_no_pixel(gamma):
     """Black and white are the same at every gamma."""
     plain = encode(Image.new("RGB", (8, 8), "white"), "PNG")
     instructed = plain[:33] + chunk(b"gAMA", gamma.to_bytes(4, "big")) + plain[33:]
