@@ -38,7 +38,6 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
     if all(arenas):
         if protocol is not None:
             raise click.UsageError("--protocol is for runs: the verdicts of an arena have no classes.")
-
         ranked = compare_arenas(run_a, run_b, seed=seed)
         return Shown(title="Arenas", sections=[comparison_section(ranked)], figures=asdict(ranked))
     if any(arenas):
@@ -48,9 +47,11 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
         if not one.finished:
             raise BadRequest(
                 f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
-                "run --resume`, and compare then."
+                "run --resume` or the same `memecourt-eval classify`, and compare then."
             )
     if a.question is not None or b.question is not None:
+        if protocol is not None:
+            raise click.UsageError("--protocol is for verdicts: leave it out for runs that asked a question.")
         found = [compared(a, b, seed=seed)]
     else:
         common = tuple(one for one in a.protocols if one in b.protocols)

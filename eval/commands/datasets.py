@@ -23,6 +23,7 @@ from eval.commands.options import (
     dataset_of,
     html_option,
     json_option,
+    refuse_table_words,
     run_watched,
     say,
     show_answer,
@@ -33,7 +34,7 @@ from eval.datasets.card_draft import draft_card
 from eval.datasets.check import DatasetCheck
 from eval.datasets.check import check as check_dataset
 from eval.datasets.hub import download
-from eval.datasets.known import card_file, find_card, known_cards, recognised
+from eval.datasets.known import card_file, known_cards, recognised
 from eval.datasets.record_files import keep_tables
 from eval.reports import description
 from eval.reports.sections import plain
@@ -107,16 +108,14 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
-    if id_ is not None:
-        # A name that there is none of is a mistake in the command, and said before files are read.
-        dataset_of(id_)
     try:
         with keep_tables():
             if id_ is None and data.is_file():
                 table = table_of({"data": data, **words})
                 chosen, data = [table.card], table.data
             else:
-                chosen = [find_card(id_)] if id_ else list(recognised(data))
+                refuse_table_words(words)
+                chosen = [dataset_of(id_)] if id_ else list(recognised(data))
             reports = asyncio.run(_checked(data, chosen, decode))
     except CourtError as error:
         click.echo(f"Error: {error.message}", err=True)
@@ -182,6 +181,7 @@ def describe(
         )
         chosen, data = table.card, table.data
     else:
+        refuse_table_words({"columns": columns, "pictures": pictures})
         chosen = dataset_in(data, id_)
     found = run_watched(lambda _: description.describe(chosen, data, wanted, in_parts=plain))
     title = f"Description of {chosen.title}"

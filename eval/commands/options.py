@@ -341,6 +341,12 @@ def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTabl
     return table
 
 
+def refuse_table_words(options: Mapping[str, Any]) -> None:
+    """Raises click.UsageError if an option says how a plain table is read: of a data set they would change nothing."""
+    if flags := [flag for name, flag in flags_of(TableWords).items() if options.get(name)]:
+        raise click.UsageError(f"{', '.join(flags)} go with a plain table, and no --dataset.")
+
+
 def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none if it is a directory.
 
@@ -350,8 +356,7 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     data = options["data"]
     if options.get("dataset") or data is None or data.is_dir():
-        if flags := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
-            raise click.UsageError(f"{', '.join(flags)} go with a plain table in --data, and no --dataset.")
+        refuse_table_words(options)
         return {}
     table = table_of(options)
     card, share = table.card, options["test_share"]

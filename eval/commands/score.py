@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from eval.commands.options import (
     dataset_of,
     protocol_option,
     protocols_of,
+    refuse_table_words,
     say,
     seed_option,
     shows_sections,
@@ -25,7 +26,7 @@ from eval.commands.options import (
 from eval.datasets.items import Protocol
 from eval.datasets.read import read_split
 from eval.reports import tasks
-from eval.runs.results import Results, write_scored
+from eval.runs.results import write_scored
 from eval.scores.prediction_file import ScoredFile, read_answers, read_predictions
 from eval.session.spec import spec_options
 from eval.solvers.question import ELSEWHERE, question_about
@@ -68,6 +69,7 @@ def score(file: Path, **options: Any) -> Shown:
     """
     data, split = options["data"], options["split"]
     if options["id_"] is not None:
+        refuse_table_words(options)
         dataset = dataset_of(options["id_"])
     elif data.is_file():
         table = table_of(options)
@@ -91,7 +93,9 @@ def score(file: Path, **options: Any) -> Shown:
     results = scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=protocols)
     results = replace(results, answered_question=question, card=dataset)
     notes = (*read.notes, *scored.notes)
-    _store(results, file, options, notes)
+    if (out := options["out"]) is not None:
+        write_scored(out, results, file=file, scorer=options["scorer"], notes=notes, command=command_line())
+        say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")
     report = tasks.gather([results], seed=options["seed"])
     (group,) = report.groups
     # A named protocol must have figures, and at least one protocol must have some.
@@ -105,16 +109,8 @@ def score(file: Path, **options: Any) -> Shown:
     return Shown(title=name, lead=lead, sections=sections, figures=document, end=list(_gaps(scored)))
 
 
-def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:
-    """Stores predictions as a run without records, if a folder is named."""
-    if (out := options["out"]) is not None:
-        write_scored(out, results, file=file, scorer=options["scorer"], notes=notes, command=command_line())
-        say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")
-
-
 def _gaps(scored: ScoredFile) -> Iterator[str]:
-    if scored.missing:
-        count = len(scored.missing)
+    if count := len(scored.missing):
         which = "1 meme of the split the file says nothing; it counts" if count == 1 else ""
         yield f"\nOf {which or f'{count:,} memes of the split the file says nothing; they count'} as failed."
     if scored.unused:

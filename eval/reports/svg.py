@@ -29,8 +29,6 @@ class Ink:
     DEFENDER = "#050505"
     GOOD = "#060606"
     BAD = "#070707"
-    DOUBT = "#080808"
-    SURFACE = "#090909"
 
 
 _NAMES = {value: name.lower() for name, value in vars(Ink).items() if not name.startswith("_")}

@@ -285,6 +285,9 @@ def test_commands_list_and_check_data_sets(planted, tmp_path):
     assert run(cli, ["datasets", "check", str(tmp_path / "none")]).exit_code == 2
     unknown = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "harm-q"])
     assert unknown.exit_code == 2 and "harm-c, harm-p," in unknown.output
+    for command in ("check", "describe"):
+        tabular = run(cli, ["datasets", command, str(planted.root), "--column", "label=toxicity"])
+        assert tabular.exit_code == 2 and "--column go with a plain table, and no --dataset." in tabular.output
     for row, split in enumerate(("train", "val", "test")):
         harmeme(tmp_path / f"{split}.jsonl", (f"m{row}", LEVEL_WORDS[row], f"cake {row}"))
         (tmp_path / "images").mkdir(exist_ok=True)

@@ -142,4 +142,5 @@ def test_command_scores_answers_and_reports_missing_ones(tmp_path):
     assert run["card"]["figures"]["mean-binary-accuracy"]["value"] == pytest.approx(5 / 8)
     assert run["card"]["unanswered"] == 1 and found["missing"] == ["m3"]
     assert "leave it out with --task" in invoke("--task", "mood", "--protocol", "plain", code=2)
+    assert "--column go with a plain table" in invoke("--task", "mood", "--column", "label=other", code=2)
     assert "no task 'weather'; it has mood" in invoke("--task", "weather", code=1)

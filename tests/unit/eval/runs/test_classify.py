@@ -216,8 +216,11 @@ def test_votes_of_labelled_memes_need_no_model(data, tmp_path, model, monkeypatc
 def test_runs_are_compared_reported_and_exported(data, tmp_path, model):
     for name, shown in (("picture", "picture,text"), ("words", "text")):
         classify(data, tmp_path / name, "--task", "target", *MODEL_OPTIONS, "--inputs", shown)
-    ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words")])
+    compare = ["compare", str(tmp_path / "picture"), str(tmp_path / "words")]
+    ran = CliRunner().invoke(cli, compare)
     assert ran.exit_code == 0 and "macro-f1 of picture" in ran.output and "different" in ran.output
+    ran = CliRunner().invoke(cli, [*compare, "--protocol", "merged"])
+    assert ran.exit_code == 2 and "--protocol is for verdicts" in ran.output
     pages = ["--html", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
     ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), str(tmp_path / "words"), *pages])
     assert ran.exit_code == 0
