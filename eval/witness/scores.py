@@ -67,7 +67,7 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
     notes = (
         "Intervals are 95 %, by bootstrap over claims. A claim without an answer counts as wrong: it lowers accuracy, "
         "recall and F1, and no precision.",
-        "Verbatim quotes: share of the named passages that code found in their documents; others are dropped. "
+        "Verbatim quotes: share of the named passages that code found in their documents; others are dropped.",
         f"Findings backed by quotes: share with a passage that by itself says so, as judged by {manifest.citations_by}."
         if manifest.citations_by
         else "No model judged whether passages back the findings.",

@@ -160,11 +160,7 @@ def test_published_figures_are_consistent_with_their_tables():
 def test_cap_keeps_the_same_memes_of_each_category_for_all_targets():
     mined = tuple(
         Mined(
-            meme=f"m{n}",
-            outcome="harmful",
-            categories=("race", "gender") if n % 2 else ("race",),
-            votes={},
-            miners=3,
+            meme=f"m{n}", outcome="harmful", categories=("race", "gender") if n % 2 else ("race",), votes={}, miners=3
         )
         for n in range(20)
     )

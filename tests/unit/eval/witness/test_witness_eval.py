@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from contextlib import AsyncExitStack, contextmanager
 from re import split, sub
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -272,6 +273,8 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     assert (found["precision:False"], found["recall:False"]) == (3 / 5, 3 / 5)
     assert (card.citations.quotes, card.citations.dropped, card.citations.standing.value) == (3, 2, 3 / 5)
     assert (card.citations.judged, card.citations.bearing.value) == (2, 1 / 2)
+    (section,) = witness_sections(SimpleNamespace(citations_by=""), [card])
+    assert [note.partition(" ")[0] for note in section.notes] == ["Intervals", "Verbatim", "No"]
 
 
 def test_arms_are_compared_over_the_same_claims_only():
