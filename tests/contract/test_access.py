@@ -552,34 +552,39 @@ async def test_mutual_tls_accepts_only_valid_client_certificates(tls_files):
     assert {error.code() for error in outcomes.values()} == {grpc.StatusCode.UNAVAILABLE}
 
 
+async def check_renewal(tls_files, caplog, let_in):
+    """Renews the certificates that a server uses; ``let_in(trusted, own)`` says whether it answers such a caller."""
+    caller, stranger = tls_files.theirs.issue_cert("caller"), tls_files.strangers.issue_cert("caller")
+    assert await let_in(tls_files.ours, caller)
+    assert not await let_in(tls_files.ours, stranger)
+    # The key does not match the certificate: the pair in use stays.
+    key = tls_files.key.read_bytes()
+    tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+    await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+    assert await let_in(tls_files.ours, caller)
+    tls_files.key.write_bytes(key)
+    # Both the server's authority and the callers' authority are replaced.
+    tls_files.issue(tls_files.strangers)
+    tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
+    await until(lambda: let_in(tls_files.strangers, stranger))
+    assert not await let_in(tls_files.ours, caller)
+    assert not await let_in(tls_files.strangers, caller)
+
+
 async def test_renewed_certificates_are_used_without_restart_or_lost_connections(tls_files, caplog):
     certificates, errors, counted = Certificates.of(tls_files.settings(mutual=True)), [], []
     following = follow_files(certificates.paths, certificates.use, "certificates", certificates.contents, every_s=0.05)
-    caller = tls_files.theirs.issue_cert("caller")
-    stranger = tls_files.strangers.issue_cert("caller")
     async with (
         a_server(certificates=certificates) as address,
-        grpc.aio.secure_channel(address, tls_files.credentials(caller)) as old,
+        grpc.aio.secure_channel(address, tls_files.credentials(tls_files.theirs.issue_cert("caller"))) as old,
         running_beside(following),
         running_beside(call_repeatedly(old, errors, counted)),
     ):
-        assert is_let_in(await outcome(address, tls_files.credentials(caller)))
-        # The key does not match the certificate: the pair in use stays.
-        key = tls_files.key.read_bytes()
-        tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
-        await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
-        assert is_let_in(await outcome(address, tls_files.credentials(caller)))
-        tls_files.key.write_bytes(key)
-        # Both the server's authority and the callers' authority are replaced.
-        tls_files.issue(tls_files.strangers)
-        tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
 
-        async def renewed():
-            return is_let_in(await outcome(address, tls_files.credentials(stranger, trusted=tls_files.strangers)))
+        async def let_in(trusted, own):
+            return is_let_in(await outcome(address, tls_files.credentials(own, trusted=trusted)))
 
-        await until(renewed)
-        assert not is_let_in(await outcome(address, tls_files.credentials(caller)))
-        assert not is_let_in(await outcome(address, tls_files.credentials(caller, trusted=tls_files.strangers)))
+        await check_renewal(tls_files, caplog, let_in)
         before = len(counted)
         await until(lambda: asyncio.sleep(0, len(counted) > before + 5))
     counted = len(counted)
@@ -602,36 +607,22 @@ async def test_renewed_certificates_are_used_over_http_without_lost_connections(
         certificate.configure_cert(context)
         return httpx2.AsyncClient(verify=context, trust_env=False, timeout=60)
 
-    async def answers(url, trusted, certificate):
-        async with client_with(trusted, certificate) as client:
+    async def let_in(trusted, own):
+        async with client_with(trusted, own) as client:
             try:
                 return (await client.get(url)).text == "here"
             except httpx2.TransportError:
                 return False
 
-    caller, stranger = tls_files.theirs.issue_cert("caller"), tls_files.strangers.issue_cert("caller")
     listener = Listener("The test", field="test", example="", at_once=8)
     async with (
         open_listener(listener, app, tls_files.settings(mutual=True), "127.0.0.1:0") as url,
-        client_with(tls_files.ours, caller) as old,
+        client_with(tls_files.ours, tls_files.theirs.issue_cert("caller")) as old,
         AsyncExitStack() as stack,
     ):
         url = url.replace("127.0.0.1", "localhost")
         answer = await stack.enter_async_context(old.stream("GET", f"{url}/later"))
-        assert await answers(url, tls_files.ours, caller)
-        assert not await answers(url, tls_files.ours, stranger)
-        # The key does not match the certificate: the pair in use stays.
-        key = tls_files.key.read_bytes()
-        tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
-        await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
-        assert await answers(url, tls_files.ours, caller)
-        tls_files.key.write_bytes(key)
-        # Both the server's authority and the callers' authority are replaced.
-        tls_files.issue(tls_files.strangers)
-        tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
-        await until(lambda: answers(url, tls_files.strangers, stranger))
-        assert not await answers(url, tls_files.ours, caller)
-        assert not await answers(url, tls_files.strangers, caller)
+        await check_renewal(tls_files, caplog, let_in)
         renewed.set()
         assert await answer.aread() == b"here"
     assert "The certificate of the test has changed and is in use" in caplog.text
