@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections import Counter
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,24 +14,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from court import events as happened
 from court.errors import BadRequest, Unavailable
-from court.events import (
-    AnswerGiven,
-    ModelCall,
-    OddsGiven,
-    Procedure,
-    QuestionAsked,
-    QuestioningEnd,
-    Role,
-    Side,
-    SideRested,
-    Summarised,
-    SummarisedAhead,
-    TrialFailed,
-    TrialResumed,
-    Unused,
-    VerdictGiven,
-)
 from court.precedents import VoteSettings
 from court.record import TrialRecord
 from court.settings import TrialSettings
@@ -45,7 +30,7 @@ from eval.datasets.read import read_split, sample, source_of
 from eval.models.call_cache import HitCounter
 from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
-from eval.runs.results import RunFolder, read_results
+from eval.runs.results import DOCKET, RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
 from eval.session.engine import UNFINISHED, Progress, ProgressBar
@@ -54,9 +39,9 @@ from eval.solvers.trial import TrialSolver, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
-from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
+from tests.support.dockets import opened_docket
 from tests.support.encoders import png_of
 from tests.support.fakes import RecordingSink, a_meme, findings
 from tests.support.run import docket_of
@@ -115,8 +100,8 @@ def trial_opened(**settings):
 
 
 def a_call(fault="", tokens=10):
-    return ModelCall(
-        role=Role.JUDGE,
+    return happened.ModelCall(
+        role=happened.Role.JUDGE,
         model="m",
         prompt_id="p",
         prompt_digest="d",
@@ -135,15 +120,15 @@ def verdict(harmful=Strength.STRONG, benign=Strength.WEAK, label=Label.HARMFUL):
 def side_rounds(side, rounds, *, faults=(), ahead=()):
     """Events of a side's rounds; rounds in ``ahead`` are summarised early, and those beyond ``rounds`` do not count."""
     for number in range(1, rounds + 1 + sum(r > rounds for r in ahead)):
-        yield QuestionAsked, {"side": side, "round": number, "question": "?", "call": a_call()}
+        yield happened.QuestionAsked, {"side": side, "round": number, "question": "?", "call": a_call()}
         fault = "malformed" if (side, number) in faults else ""
-        yield AnswerGiven, {"side": side, "round": number, "answer": "!", "call": a_call(fault)}
+        yield happened.AnswerGiven, {"side": side, "round": number, "answer": "!", "call": a_call(fault)}
         values = {"side": side, "round": number, "summary": "ab", "justification": "", "call": a_call()}
         if number in ahead:
-            yield SummarisedAhead, values
+            yield happened.SummarisedAhead, values
         if number <= rounds:
-            yield Summarised, {**values, "entropy": float(number)}
-    yield SideRested, {"side": side, "rounds": rounds, "reason": QuestioningEnd.CONVERGED}
+            yield happened.Summarised, {**values, "entropy": float(number)}
+    yield happened.SideRested, {"side": side, "rounds": rounds, "reason": happened.QuestioningEnd.CONVERGED}
 
 
 def a_record(*steps, first=None):
@@ -154,14 +139,17 @@ def a_record(*steps, first=None):
     return TrialRecord.of(events)
 
 
-ODDS = OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
+ODDS = happened.OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
 
 
 def test_every_call_is_counted_once_including_unused_ones():
     steps = [
-        *side_rounds(Side.ACCUSER, 2, faults={(Side.ACCUSER, 1)}, ahead=(2, 3)),
-        *side_rounds(Side.DEFENDER, 1),
-        (VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS, "unused": Unused(calls=4, tokens_in=7)}),
+        *side_rounds(happened.Side.ACCUSER, 2, faults={(happened.Side.ACCUSER, 1)}, ahead=(2, 3)),
+        *side_rounds(happened.Side.DEFENDER, 1),
+        (
+            happened.VerdictGiven,
+            {"verdict": verdict(), "call": a_call(), "odds": ODDS, "unused": happened.Unused(calls=4, tokens_in=7)},
+        ),
     ]
     cost = cost_of(a_record(*steps), stored=5)
     # Accuser: 2 rounds of 3 calls, one of them repeated, and a third round ahead; Defender: 3; Judge: 1 + 2.
@@ -172,16 +160,18 @@ def test_every_call_is_counted_once_including_unused_ones():
 
 
 def test_time_between_failure_and_resumption_does_not_count():
-    failed = (TrialFailed, {"step": "s", "reason": "CANCELLED", "message": "m", "retryable": False})
-    resumed = (TrialResumed, {"software": "1"})
-    end = (VerdictGiven, {"verdict": verdict()})
+    failed = (happened.TrialFailed, {"step": "s", "reason": "CANCELLED", "message": "m", "retryable": False})
+    resumed = (happened.TrialResumed, {"software": "1"})
+    end = (happened.VerdictGiven, {"verdict": verdict()})
     record = a_record(failed, resumed, end)
     delayed = [e.model_copy(update={"at": e.at + timedelta(days=1)}) if e.seq > 1 else e for e in record.events]
     assert cost_of(TrialRecord.of(delayed)).seconds == 2.0  # one second before, one after
 
 
 def test_rounds_ahead_of_the_last_one_are_not_in_the_entropies():
-    record = a_record(*side_rounds(Side.ACCUSER, 2, ahead=(3,)), (VerdictGiven, {"verdict": verdict()}))
+    record = a_record(
+        *side_rounds(happened.Side.ACCUSER, 2, ahead=(3,)), (happened.VerdictGiven, {"verdict": verdict()})
+    )
     side = prediction_of(SPLIT[0], record).sides["ACCUSER"]
     assert (side.rounds, side.rested, side.entropies) == (2, "CONVERGED", (1.0, 2.0))
 
@@ -196,13 +186,13 @@ def test_rounds_ahead_of_the_last_one_are_not_in_the_entropies():
 )
 def test_three_levels_follow_from_the_strengths(judged, level):
     assert level_of(judged) is level
-    record = a_record((VerdictGiven, {"verdict": judged}))
+    record = a_record((happened.VerdictGiven, {"verdict": judged}))
     assert prediction_of(SPLIT[0], record).level is level
     assert prediction_of(SPLIT[0].model_copy(update={"level": None}), record).level is None
 
 
 def test_failed_and_undecided_predictions_have_a_reason_and_no_class():
-    failed = a_record((TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
+    failed = a_record((happened.TrialFailed, {"step": "s", "reason": "MODEL_GONE", "message": "m", "retryable": True}))
     prediction = prediction_of(SPLIT[0], failed)
     assert (prediction.outcome, prediction.reason, prediction.score) == (Outcome.FAILED, "MODEL_GONE", None)
     undecided = asyncio.run(a_court(findings([])).run(TrialCase("t", a_meme()), RecordingSink()))
@@ -287,7 +277,7 @@ def a_plan(home, data, out, **changes):
         dataset=HARMEME,
         data=data,
         split="test",
-        procedure=Procedure.SUMMARY,
+        procedure=happened.Procedure.SUMMARY,
         protocols=HARMEME.protocols,
         settings=Settings(home=home, picture_workers=1),
         concurrency=2,
@@ -400,7 +390,7 @@ def lose_lines(folder):
     "change,differences",
     [
         ({"seed": 3, "limit": 4}, ["limit (was nothing, is 4)", "seed (was 0, is 3)"]),
-        ({"procedure": Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
+        ({"procedure": happened.Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
         ({"control": "random precedents"}, ["control (was nothing, is random precedents)"]),
         (
             {"trial": {"alpha": 0.25, "tally": 9}},
@@ -460,18 +450,16 @@ def test_missing_pictures_block_a_run_or_fail(home, data, tmp_path):
 # -- Full trials, before a stand-in server -----------------------------------------------------------------------------
 
 
-def with_server(work, settings=None, **options):
-    async def scene():
-        server = FakeModelServer(settings or StandInSettings(play=True), **options)
-        async with serving(server) as port:
-            return await work(server, f"http://127.0.0.1:{port}/v1")
-
-    return asyncio.run(scene())
+@asynccontextmanager
+async def model_server(settings=None, **options):
+    server = FakeModelServer(settings or StandInSettings(play=True), **options)
+    async with serving(server) as port:
+        yield server, f"http://127.0.0.1:{port}/v1"
 
 
 def full(home, url, **trial):
     return {
-        "procedure": Procedure.FULL,
+        "procedure": happened.Procedure.FULL,
         "settings": Settings(
             home=home,
             picture_workers=1,
@@ -492,8 +480,8 @@ def calls_requesting(server, name):
 
 
 @pytest.mark.slow
-def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_path):
-    async def work(server, url):
+async def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_path):
+    async with model_server(keep=True) as (server, url):
         store = tmp_path / "calls.sqlite"
         full_plan = a_plan(home, data, tmp_path / "whole", calls=store, **full(home, url))
         await run(full_plan, Progress())
@@ -503,9 +491,6 @@ def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_
         arm = {**full(home, url, precedents=False), "library": tmp_path / "whole" / "library"}
         await run(a_plan(home, data, tmp_path / "arm", calls=store, **arm), Progress())
         after = {name: calls_requesting(server, name) for name in before}
-        return before, after
-
-    before, after = with_server(work, keep=True)
     # Description and examination are the same in both arms, so none of their calls was repeated …
     for name in ("description", "question", "answer"):
         assert before[name] and after[name][: len(before[name])] == before[name]
@@ -522,16 +507,15 @@ def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_
     theirs = arm["settings"].llm.model_copy(update={"model": "theirs"})
     arm |= {"settings": arm["settings"].model_copy(update={"llm": theirs}), "library": tmp_path / "whole" / "library"}
     with pytest.raises(BadRequest, match=r"models JUDGE \(was stand-in, is theirs\)"):
-        run_plan(a_plan(home, data, tmp_path / "arm", calls=tmp_path / "calls.sqlite", **arm))
-    record = docket_of(
-        RunFolder(tmp_path / "arm"), lambda d: d.trials.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
-    )
+        await run(a_plan(home, data, tmp_path / "arm", calls=tmp_path / "calls.sqlite", **arm), Progress())
+    async with opened_docket(tmp_path / "arm" / DOCKET, create=False) as docket:
+        record = await docket.trials.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
     assert record.opened.settings == manifest.settings
 
 
 @pytest.mark.slow
-def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tmp_path, monkeypatch):
-    async def work(server, url):
+async def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tmp_path, monkeypatch):
+    async with model_server() as (server, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url, call_s=5))
         # The first call of the first trial meets an overloaded server until it gives up.
         hear = TrialExecutor.run
@@ -549,21 +533,12 @@ def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tm
         first = {p.meme: p for p in RunFolder(plan.out).predictions()}
         assert RunFolder(plan.out).manifest().finished is None
         folder = await run(plan, Progress())
-        return first, folder, await docket_trials(folder)
-
-    first, folder, trials = with_server(work)
+    async with opened_docket(plan.out / DOCKET) as docket:
+        trials = len(await docket.index.list(limit=100))
     assert len(first) == 7, "a meme that was turned away is not counted as wrong"
     now = {p.meme: p for p in folder.predictions()}
     assert [p.outcome for p in now.values()] == [Outcome.HARMFUL] * 8 and trials == 8, "the same trial, resumed"
     assert {m: p for m, p in now.items() if m in first} == first
-
-
-async def docket_trials(folder):
-    docket = Docket.open(folder.root / "docket.sqlite")
-    try:
-        return len(await docket.index.list(limit=100))
-    finally:
-        await docket.close()
 
 
 def hear_when_busy(times, reason="MODEL_BUSY"):
@@ -582,23 +557,10 @@ def hear_when_busy(times, reason="MODEL_BUSY"):
 def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
     monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(2))
-    arguments = (
-        "--dataset",
-        "synthetic-harmeme",
-        "--data",
-        data,
-        "--out",
-        out,
-        "--limit",
-        4,
-        "--patience",
-        0,
-        "--json",
-    )
-    unfinished = command(home, *arguments)
-    assert unfinished.exit_code == 3 and "Not finished. 4 of 4 memes have no answer yet" in unfinished.stderr, (
-        unfinished.output
-    )
+    data_set = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out)
+    unfinished = command(home, *data_set, "--limit", 4, "--patience", 0, "--json")
+    assert unfinished.exit_code == 3, unfinished.output
+    assert "Not finished. 4 of 4 memes have no answer yet" in unfinished.stderr
     assert f"memecourt-eval run --resume {out}" in unfinished.stderr
     assert json.loads(unfinished.stdout)["finished"] is False and "cards" not in unfinished.stdout
     assert command(home, "--resume", out, "--patience", 0).exit_code == 3
@@ -607,19 +569,17 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
 
 
 @pytest.mark.slow
-def test_damaged_call_store_ends_the_run_and_fails_no_meme(home, data, tmp_path, monkeypatch):
+async def test_damaged_call_store_ends_the_run_and_fails_no_meme(home, data, tmp_path, monkeypatch):
     from eval.models.call_cache import CallsError, SqliteCallCache
 
-    async def work(server, url):
+    async with model_server() as (_, url):
         plan = a_plan(home, data, tmp_path / "run", concurrency=1, **full(home, url))
         with monkeypatch.context() as broken:
             broken.setattr(SqliteCallCache, "_read", lambda self, key: (_ for _ in ()).throw(CallsError("broken")))
             with pytest.raises(CallsError, match="broken"):
                 await run(plan, Progress())
         assert RunFolder(plan.out).predictions() == ()
-        return await run(plan, Progress())
-
-    folder = with_server(work)
+        folder = await run(plan, Progress())
     assert [p.outcome for p in folder.predictions()] == [Outcome.HARMFUL] * 8
 
 
@@ -662,7 +622,7 @@ def test_invalid_options_are_rejected_at_once(home, words, message):
 
 
 @pytest.mark.parametrize(("judged", "text"), [("memes", ""), ("texts of memes", None)])
-def test_texts_that_a_data_set_lacks_are_read_off_pictures_that_no_model_sees(judged, text):
+async def test_texts_that_a_data_set_lacks_are_read_off_pictures_that_no_model_sees(judged, text):
     requests = []
 
     async def keep(request, *, batch):
@@ -675,8 +635,8 @@ def test_texts_that_a_data_set_lacks_are_read_off_pictures_that_no_model_sees(ju
     court = SimpleNamespace(settings=TrialSettings(input=judged), role_models=None)
     stored = StoredCourt(SimpleNamespace(court=court, run=keep), None)
     meme = JudgedMeme(id="a", split="test", line=1)
-    solver = TrialSolver(stored, "ponds", Procedure.FULL)
-    asyncio.run(solver._tried(MemeItem(meme, picture), None, HitCounter()))
+    solver = TrialSolver(stored, "ponds", happened.Procedure.FULL)
+    await solver._tried(MemeItem(meme, picture), None, HitCounter())
     assert requests[0].text == text
 
 
@@ -691,12 +651,12 @@ def test_tables_without_splits_are_judged_whole_by_precedents_from_elsewhere(hom
 
 @pytest.mark.slow
 def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
-    async def work(_, url):
-        full_plan = a_plan(home, data, tmp_path / "whole", **full(home, url))
-        await run(full_plan, Progress())
-        return await tasks_of_run(tmp_path / "whole", list(Side))
+    async def work():
+        async with model_server() as (_, url):
+            await run(a_plan(home, data, tmp_path / "whole", **full(home, url)), Progress())
+            return await tasks_of_run(tmp_path / "whole", list(happened.Side))
 
-    tasks_found = with_server(work)
+    tasks_found = asyncio.run(work())
     folder = RunFolder(tmp_path / "whole")
     assert {task.meme for task in tasks_found.tasks} == {
         p.meme for p in folder.predictions()
@@ -705,7 +665,7 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     by_trial = {p.meme: p.trial for p in folder.predictions()}
     task = tasks_found.tasks[0]
     record = docket_of(folder, lambda docket: docket.trials.record(by_trial[task.meme]))
-    questions = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is Side.ACCUSER]
+    questions = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is happened.Side.ACCUSER]
     answers = [e.answer for e in record.events if e.kind == "AnswerGiven"]
     assert list(task.rounds) == questions and not set(answers) & set(task.rounds)
     # As the arena reads them, from the command, which never overwrites an existing file.
@@ -718,7 +678,7 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     assert second.exit_code == 2 and "is there already" in second.output
 
 
-def test_run_without_questions_gives_no_tasks(finished):
+async def test_run_without_questions_gives_no_tasks(finished):
     with pytest.raises(BadRequest) as caught:
-        asyncio.run(tasks_of_run(finished.root, list(Side)))
+        await tasks_of_run(finished.root, list(happened.Side))
     assert caught.value.reason == "QUESTIONS_MISSING" and "--procedure full" in caught.value.message
