@@ -85,16 +85,19 @@ class Town:
         self.reader = FakeReader("text on the picture")
         self.pictures = Pictures()
         self.software = "test"
+        self.opened = []
         self.waiting = 0
         """Callers that wait for a shared trial or picture."""
 
     def docket(self):
-        return Docket.open(self.path)
+        """A docket for several servers; the fixture closes it."""
+        self.opened.append(Docket.open(self.path))
+        return self.opened[-1]
 
     @asynccontextmanager
     async def server(self, *, name="here", docket=None, beat_s=0.05, dead_s=0.4, **changes):
         own = docket is None
-        docket = docket or self.docket()
+        docket = docket or Docket.open(self.path)
         clock = ticking_clock()
         forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", uncounted)
         telemetry = changes.pop("telemetry", SILENT)
@@ -137,7 +140,9 @@ def town(request, tmp_path, monkeypatch):
             made.waiting -= 1
 
     monkeypatch.setattr(SingleFlight, "result", counted)
-    return made
+    yield made
+    for docket in made.opened:
+        asyncio.run(docket.close())
 
 
 each_docket = pytest.mark.parametrize("town", ["sqlite", "postgres"], indirect=True)

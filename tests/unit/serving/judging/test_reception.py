@@ -189,7 +189,6 @@ async def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town
         asks = own_ids(10)
         answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([b, c] * 5, asks, strict=True)))
         trials = await trials_in(docket)
-    await docket.close()
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
@@ -273,7 +272,6 @@ async def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, 
         await asyncio.wait([caller])
         late.left.set()
         answer = await asyncio.wait_for(b.answer(ask), 60)
-    await docket.close()
     assert answer.record.state is TrialState.DECIDED
 
 
@@ -359,7 +357,6 @@ async def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
         waited = asyncio.get_running_loop().time() - started_at
     record = await docket.trials.record(claim.trial_id)
     trials = await trials_in(docket)
-    await docket.close()
     attempts = counting.attempts
     assert attempts == 1
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
@@ -393,7 +390,6 @@ async def test_servers_resume_trials_of_dead_servers_on_their_own(town):
             server.executor.feed.subscribe(notes)
         await asyncio.gather(b.orphans.resume(), c.orphans.resume())
     records = [await docket.trials.record(claim.trial_id) for claim in claims]
-    await docket.close()
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
     assert notes.kinds.count("VerdictGiven") == 3
 
@@ -415,7 +411,6 @@ async def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(to
         await b.answer(asks[0])
         await b.answer(asks[1], patient=True)
         await b.orphans.resume()
-    await docket.close()
     assert batch_flags == [False, True, True]
 
 
@@ -437,7 +432,6 @@ async def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_
     town.finder.gate.set()
     async with town.server(name="c", docket=docket) as c:
         answers = [await c.answer(ask) for ask in asks]
-    await docket.close()
     (taken,) = [record for record in records if record.all(TrialResumed)]  # no other trial was resumed
     if within_the_grace:
         assert taken.state is TrialState.DECIDED
@@ -484,7 +478,6 @@ async def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(t
     async with town.server(name="b", docket=away) as b:
         await asyncio.wait_for(b.orphans.resume(), 60)
     records = [await docket.trials.record(claim.trial_id) for claim in claims]
-    await docket.close()
     failures = away.asked
     assert failures == 3
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
@@ -500,7 +493,6 @@ async def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_requ
         await away.missed.wait()
         answer = await asyncio.wait_for(c.answer(ASK), 60)
         await asyncio.wait_for(resuming, 60)
-    await docket.close()
     assert answer.record.trial_id == claim.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1 and not answer.record.all(TrialFailed)
 
@@ -521,7 +513,6 @@ async def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town
             resuming.cancel()
         ended = (await asyncio.wait([resuming], timeout=60))[0]
     record = await docket.trials.record(claim.trial_id)
-    await docket.close()
     ended, cancelled = bool(ended), resuming.cancelled()
     assert waits and ended and cancelled is (end == "cancel")
     assert record.state is TrialState.OPEN
@@ -534,7 +525,6 @@ async def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
     async with town.server(name="b", docket=docket, finder=finder) as b:
         await asyncio.wait_for(b.orphans.resume(), 60)
     record = await docket.trials.record(claim.trial_id)
-    await docket.close()
     assert record.last(TrialFailed).reason == "ENCODER_UNAVAILABLE" and record.last(TrialFailed).retryable
     assert len(finder.asked) == len(record.all(TrialResumed)) == 1
 
@@ -547,7 +537,6 @@ async def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(t
         await b.orphans.resume()
         abandoned = await docket.trials.record(claim.trial_id)
         answer = await b.answer(ASK)
-    await docket.close()
     assert abandoned.state is TrialState.FAILED and abandoned.last(TrialFailed).reason == "CANT_RESUME"
     assert answer.record.trial_id != abandoned.trial_id and not answer.reused
 
@@ -749,7 +738,6 @@ async def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(tow
     town.finder = Finder()
     async with town.server(name="b", docket=docket) as b:
         answer = await b.answer(ASK)
-    await docket.close()
     assert first_record.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
     assert [*first_record.all(TrialFailed)] == [] or first_record.last(TrialFailed).retryable
     assert answer.record.trial_id == first_record.trial_id and answer.record.state is TrialState.DECIDED
@@ -792,7 +780,6 @@ async def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_on
             while len(a._in_flight.unstored):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         answer = await a.answer(ASK)
-    await docket.close()
     assert answer.record.state is TrialState.DECIDED
 
 
@@ -815,7 +802,6 @@ async def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypa
         async with asyncio.timeout(60):
             while await open_trials(docket) or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-    await docket.close()
     assert counted("memecourt_trials_opened_total", {"procedure": "SUMMARY"}) == 1
     assert counted("memecourt_trials_total", ended) == 1
     assert not telemetry._trials
@@ -829,7 +815,6 @@ async def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
     changed_library(town)
     async with town.server(name="b", docket=docket, telemetry=telemetry) as b:
         await b.answer(ASK)
-    await docket.close()
     counted = metrics.registry.get_sample_value
     failed = {"procedure": "SUMMARY", "step": "resuming", "reason": "VERSIONS_DIFFER"}
     assert counted("memecourt_trial_failures_total", failed) == 1
@@ -858,7 +843,6 @@ async def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one
                     await asyncio.sleep(0.02)
             finder.gate.set()
             answer = await other
-    await docket.close()
     assert answer.record.state is TrialState.DECIDED and not answer.record.all(TrialFailed)
 
 
@@ -876,7 +860,6 @@ async def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(
         await b._heartbeat.refresh()
         assert b._heartbeat.dead("a")
     remaining = await docket.heartbeats.heartbeats()
-    await docket.close()
     assert remaining == {}
 
 
@@ -897,7 +880,6 @@ async def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_liv
         await docket.heartbeats.beat("dead")  # the server was only suspended
         await a._heartbeat.refresh()
         assert not a._heartbeat.dead("dead")
-    await docket.close()
 
 
 # Known memes.
@@ -1327,7 +1309,6 @@ async def test_stopping_server_records_its_trials_for_another_to_resume(town):
     town.finder.gate.set()
     async with town.server(name="b", docket=docket, dead_s=60) as b:
         answer = await asyncio.wait_for(b.answer(ASK), 60)  # no need to wait for the heartbeat: the trial was released
-    await docket.close()
     assert [(type(error), error.reason, error.record.trial_id) for error in results] == [
         (TrialAborted, "SERVER_STOPPED", answer.record.trial_id)
     ] * 2
@@ -1351,7 +1332,6 @@ async def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_onc
                 await caller
     async with town.server(name="b", docket=docket, dead_s=60) as b:
         answer = await asyncio.wait_for(b.answer(replace(ASK, try_anew=True)), 60)
-    await docket.close()
     stopped = caught.value
     assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
 
@@ -1505,7 +1485,6 @@ async def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, mom
         with pytest.raises(NotLoaded) as caught:
             await pinned
         answers = await free, await trials_in(docket)
-    await docket.close()
     error, free, trials = caught.value, *answers
     assert (error.reason, error.field) == ("PIN_NOT_LOADED", "pins.library")
     assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
