@@ -77,10 +77,9 @@ async def test_cached_tokens_are_reported_and_counted():
     long = {**HELLO, "messages": [{"role": "user", "content": " ".join(f"w{i}" for i in range(400))}]}
     async with stand_in(Settings(prompt_token_s=1e-4)) as (server, ask, _):
         first, second = [(await ask(long))[1]["usage"] for _ in range(2)]
-    stats = server.stats
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
-    assert second["prompt_tokens_details"]["cached_tokens"] == 400 == stats.cached_tokens
-    assert stats.prompt_tokens == 2 * 401
+    assert second["prompt_tokens_details"]["cached_tokens"] == 400 == server.stats.cached_tokens
+    assert server.stats.prompt_tokens == 2 * 401
 
 
 async def test_replies_take_the_configured_time():
