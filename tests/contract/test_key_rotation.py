@@ -254,7 +254,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
         raise OSError("killed")
 
     with monkeypatch.context() as cut:
-        cut.setattr("serving.docket.store.log_append.settle_keys", killed)
+        cut.setattr("serving.cli.rotation.settle_keys", killed)
         assert invoke(*arguments).exit_code != 0
     assert invoke("key").stdout == prepared, "the docket has changed its key, the files have not"
     refused = invoke("rotate-key", "--prepare")
@@ -278,7 +278,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
 
     # A further rotation first finishes the interrupted one, and does not claim to have been made itself.
     with monkeypatch.context() as cut:
-        cut.setattr("serving.docket.store.log_append.settle_keys", killed)
+        cut.setattr("serving.cli.rotation.settle_keys", killed)
         assert invoke(*arguments).exit_code != 0
     stolen = ("rotate-key", "--who", "ada", "--why", "a laptop was stolen", "--compromised", "--yes")
     finished = invoke(*stolen)

@@ -5,12 +5,10 @@ import codecs
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.cli import cli
 from eval.datasets.items import Outcome
 from eval.runs.controls import Control
 from eval.runs.results import read_results
@@ -118,7 +116,6 @@ def test_translate_arm_runs_only_when_named_and_needs_models(tmp_path):
     assert "translate" not in {arm.name for arm in arms_named((), (), Procedure.FULL)} and "translate" in ARMS
     with pytest.raises(BadRequest, match="alters nothing where no model is asked"):
         arms_named(["translate"], (), Procedure.SUMMARY)
-    assert "translate " in CliRunner().invoke(cli, ["ablate", "--arms", "list"]).output
 
 
 def test_stand_in_leaves_english_unchanged():
