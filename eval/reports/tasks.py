@@ -317,8 +317,8 @@ def _card_json(card: TaskCard) -> dict[str, object]:
 def lead_of(report: Report) -> list[str]:
     """Sentences before the sections."""
     return [
-        f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
-        "memes that have an answer; in strict figures, all others, a meme without one is wrong.",
+        f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Figures named decided are over "
+        "the memes that have an answer; in all others, a meme without one is wrong.",
         *notes_in_words([(run.label, run.results.notes) for run in report.runs]),
     ]
 
