@@ -368,7 +368,7 @@ def test_report_figures_match_the_oracle(harmeme, study, due, report, protocol):
         assert shown["memes"] == str(wanted["n"])
         for figure, value in (
             ("accuracy", wanted["strict"]["accuracy"]),
-            ("macro-f1", wanted["strict"]["macro_f1"]),
+            ("macro-F1", wanted["strict"]["macro_f1"]),
             ("accuracy, decided", wanted["decided"]["accuracy"]),
         ):
             assert shown[figure].split(" ")[0] == f"{value:.3f}"
