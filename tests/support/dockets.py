@@ -53,7 +53,7 @@ def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: A
 
 
 async def audited(docket: Docket) -> Report:
-    """What `memecourt docket verify` reports, by the docket's own key."""
+    """Returns the report of `memecourt docket verify`, by the docket's own key."""
     return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
 
 

@@ -118,13 +118,13 @@ def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model)
 
 
 def test_prompts_state_the_language_from_the_card(data, tmp_path, model):
-    asked = ("--task", "target", "--inputs", "text,language")
-    classify(data, tmp_path / "run", *asked, *MODEL_OPTIONS, "--shots", "1", "--limit", "4")
+    task = ("--task", "target", "--inputs", "text,language")
+    classify(data, tmp_path / "run", *task, *MODEL_OPTIONS, "--shots", "1", "--limit", "4")
     for call in model.asked:
         text = words(call.request)
         assert "Language of its text, as a tag of BCP 47:" in text and "Language of example 1:" in text
         assert text.count("\nen\n") == 2
-    ran = classify(data, tmp_path / "vote", *asked, code=1)
+    ran = classify(data, tmp_path / "vote", *task, code=1)
     assert "can't compare language" in ran.output
 
 
