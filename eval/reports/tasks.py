@@ -218,8 +218,8 @@ def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Grou
                 unscored.append(error.message)
         if rows:
             compared = tuple(_comparisons(rows, resamples, seed))
-            key_ = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
-            tables.append(Table(key_, tuple(rows), comparisons=compared, remarks=remarks(rows, compared)))
+            name = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
+            tables.append(Table(name, tuple(rows), comparisons=compared, remarks=remarks(rows, compared)))
     card = card_of_results(first)
     return Group(
         key, first.dataset, first.split, card, runs=tuple(runs), tables=tuple(tables), unscored=tuple(unscored)
@@ -318,7 +318,8 @@ def lead_of(report: Report) -> list[str]:
     """Sentences before the sections."""
     return [
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Figures named decided are over "
-        "the memes that have an answer; in all others, a meme without one is wrong.",
+        "the memes that have an answer, and those with “of” over as many memes as they say; in all others, a meme "
+        "without an answer is wrong.",
         *notes_in_words([(run.label, run.results.notes) for run in report.runs]),
     ]
 
@@ -476,7 +477,7 @@ def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Sectio
     key, title = f"{table.key}-{run.key}", f"{run.label}, {table.name}"
     if run.finished:
         yield Section(f"{key}-labels", f"Labels, {title}", label_rows(card), level=3)
-    drawn = _plots(table, row, key) if page and card.protocol else ()
+    drawn = _plots(row, key) if page and card.protocol else ()
     if counts := confusion_rows(card):
         yield Section(f"{key}-confusion", f"Confusion, {title}", counts, drawn=drawn, level=3)
     judged = run.results.judged
@@ -496,7 +497,7 @@ def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Sectio
         yield Section(f"{key}-calibration", f"Calibration, {title}", (head, *bins), level=3, detail=True)
 
 
-def _plots(table: Table, row: TableRow, key: str) -> tuple[Drawn, ...]:
+def _plots(row: TableRow, key: str) -> tuple[Drawn, ...]:
     from eval.reports import figures
 
     run, card = row
