@@ -1,7 +1,5 @@
 """The command ``memecourt-eval``: measuring the court."""
 
-from __future__ import annotations
-
 import click
 
 from serving.cli.program import CommandTable, run_command

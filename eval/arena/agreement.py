@@ -1,7 +1,5 @@
 """Agreement between the panel and people who judged some of the same battles."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ Contrasts of two settings are paired: memes are resampled for both at once. Rati
 quarter of a tied battle added to each pair of models, as one judge has too few battles for every model to lose one.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A leaderboard as sections of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

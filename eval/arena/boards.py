@@ -1,7 +1,5 @@
 """Ratings in one dimension, and their uncertainty."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

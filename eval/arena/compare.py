@@ -4,8 +4,6 @@ Two of them may rank the models of both differently, such as under another judge
 seeds give the mean and spread of ratings, and which places hold in every repeat.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Detection versus understanding: tests if the models that explain harm best also label memes best."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Check of a self-trained judge against its teacher, on held-out model families and memes."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import struct

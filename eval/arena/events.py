@@ -1,7 +1,5 @@
 """Events of an arena, a closed union; the record of an arena lists them, one per line."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter

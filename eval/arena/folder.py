@@ -8,8 +8,6 @@
 =====================  =================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

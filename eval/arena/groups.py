@@ -10,8 +10,6 @@ by step (Westfall & Young 1993, algorithm 2.8), which controls the family-wise e
 far fewer permutations.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

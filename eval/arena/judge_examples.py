@@ -4,8 +4,6 @@ The recipe is ProBench's (arXiv 2503.06885, section on local evaluators): a smal
 verdicts. It is evaluated on held-out model families and memes (:mod:`eval.arena.distilled`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Leaderboard of an arena: ratings by dimension, and evidence of their reliability."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

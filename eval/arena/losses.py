@@ -1,7 +1,5 @@
 """Reasons of lost battles: the aspect and error by which an answer lost, named by models that did not write it."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -8,8 +8,6 @@ the targets. So only a few targets meet on each task, in all their pairs. They a
 first every pair and then every combination comes up equally often, as far as the number of tasks allows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

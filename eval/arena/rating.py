@@ -1,7 +1,5 @@
 """Guidelines, people and questions, and battles of an arena as sheets for raters, and guideline quality by round."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Runs an arena from the files that name its models and memes; the same call resumes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Settings of an arena: the table ``[arena]`` of the file that names its models."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Arguments determine which model sees what. No model is told who wrote a text, and every written text is fenced.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

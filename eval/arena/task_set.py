@@ -7,8 +7,6 @@ Each of an advocate's questions builds on the answers before it. Put to other mo
 which model best answers what a court really wants to know. The answers of the trial's Proposer are left out.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ judge=judge-lora/``; ``memecourt-eval arena distil-check`` says what it is worth
 Only the reply is learned (the reasons, then the verdicts); the picture's encoder stays as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The arena's enumerations: relevance of profiles, verdicts, errors and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """``memecourt-eval ablate``: what each part of the court is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``memecourt-eval stability`` and ``counterfactual``: verdicts on altered memes, from the arms of a study."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path

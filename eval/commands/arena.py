@@ -1,7 +1,5 @@
 """``memecourt-eval arena``: ranks models by how well they explain harm, by each other's judgement."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial

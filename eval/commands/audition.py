@@ -1,7 +1,5 @@
 """``memecourt-eval audition``: what models are fit for in a court, and how far their verdicts can be trusted."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``memecourt-eval classify``: asks a question of a data set's card of every meme of a split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

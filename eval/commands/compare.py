@@ -1,7 +1,5 @@
 """``memecourt-eval compare``: two runs meme by meme, or the ranks of two arenas."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

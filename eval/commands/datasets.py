@@ -1,7 +1,5 @@
 """``memecourt-eval datasets``: what data sets are known, and whether what lies in a directory is one of them, whole."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

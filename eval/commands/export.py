@@ -1,7 +1,5 @@
 """``memecourt-eval export``: a run in the forms of other tools."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``export-judge`` and ``distil-check`` make a judge of one's own of it, learned from a panel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial

@@ -1,7 +1,5 @@
 """``memecourt-eval functional``: tests of what a classifier of memes must be able to tell."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``memecourt-eval labels`` and ``subgroups``: how far gold labels can be trusted, and whom a system treats worse."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path

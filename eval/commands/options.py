@@ -1,7 +1,5 @@
 """Options that several commands offer, what these make of them, and the plan of those that judge a split."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``memecourt-eval perf``: benchmarks of the code."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """``memecourt-eval policy``: policies tried by their examples, compared on recorded cases, and reworded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, astuple

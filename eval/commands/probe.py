@@ -1,7 +1,5 @@
 """``memecourt-eval probe``: an adaptive search for what a model does not understand about harmful memes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """``memecourt-eval arena rate`` and ``probe rate``: blind sheets for people, and what their ratings come to."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence

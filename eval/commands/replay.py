@@ -1,7 +1,5 @@
 """``memecourt-eval replay``: what today's code makes of the answers that recorded trials were given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

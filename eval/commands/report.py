@@ -1,7 +1,5 @@
 """``memecourt-eval report``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

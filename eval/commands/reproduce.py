@@ -1,7 +1,5 @@
 """``memecourt-eval reproduce``: a published paper's tables, figures and claims beside our own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

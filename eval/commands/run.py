@@ -1,7 +1,5 @@
 """``memecourt-eval run``: judges a split of a data set, and takes a run up again that was cut off."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Options of an arena or a probe: its models, its memes, and questions about what it left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

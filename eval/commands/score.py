@@ -1,7 +1,5 @@
 """``memecourt-eval score``: anyone's predictions by the rules that the court is scored by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The candidate's trial refers to the court's (``of_trial``): it is a trial in a d
 labels come from people who reviewed the court's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime

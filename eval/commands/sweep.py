@@ -1,7 +1,5 @@
 """``memecourt-eval sweep``: choosing settings, on memes that nothing is measured on afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

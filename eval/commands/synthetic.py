@@ -1,7 +1,5 @@
 """``memecourt-eval synthetic``: a benchmark of tame drawn memes, to try everything without data of anyone's."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``memecourt-eval arena tasks``: sets of questions for arenas, from trials or from many candidates."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

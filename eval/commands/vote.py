@@ -1,7 +1,5 @@
 """``memecourt-eval vote``: how good the vote of a library's precedents is on labelled memes."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict
 from pathlib import Path

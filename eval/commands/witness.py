@@ -1,7 +1,5 @@
 """``memecourt-eval witness``: how well the expert witness tells true claims from false ones."""
 
-from __future__ import annotations
-
 import random
 from contextlib import AsyncExitStack
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Drafts a card for files that have none: columns, labels and splits are guessed and marked ``# CHECK``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

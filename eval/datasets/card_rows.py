@@ -3,8 +3,6 @@
 Large tables have equal cells, to which a rule is applied once. A cell that is unusable is a fault of its row.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads the memes of a split one by one, by the card of its data set: files, files joined to them, and pictures."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Claims of known truth, read from files: our own layout, and those of public data sets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads data sets by name from the Hugging Face hub, to be read by a card like other files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from court.errors import BadRequest, Unavailable

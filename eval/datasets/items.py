@@ -1,7 +1,5 @@
 """The exchange format of runs, scores and reports: memes with their gold labels, and predictions about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 

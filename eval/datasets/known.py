@@ -4,8 +4,6 @@ None of the data sets may be redistributed, and the program ships none. Figures 
 and, for papers that measure something else than a card's tasks, in ``published/papers``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Reads a plain table of memes, one file with a header, by a card that is made of its columns and values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Samples of memes, and the languages of their texts, are found here too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import re

@@ -9,8 +9,6 @@ An agent is data: a task of a prompt, and the form of its reply. It is asked as 
 behind the speaker's model. Prompts are files next to the code that uses them, as in :mod:`court.prompts`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tomllib
 from collections.abc import Callable, Mapping, Sequence

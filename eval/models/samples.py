@@ -1,7 +1,5 @@
 """Memes as models are shown them, and samples of one or several data sets, for an arena or a probe."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -13,8 +13,6 @@
   trials, and those of one label sorted by their probability.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ Seconds include package downloads and have no goal. CPU time of asking for help 
 operating system counts it, in pairs with a Python that does nothing.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -8,8 +8,6 @@ The table has 150,000 rows of id, text, label and split; it is read and checked 
 as by ``datasets describe``. pandas only reads it. In turns, best of five as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import tempfile

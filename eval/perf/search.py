@@ -21,8 +21,6 @@ vectors of all queries, so that only the library is measured.
   ``search_p99_over_undisturbed``: the 99th percentile of searches during adds over that of as many without. In turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import itertools

@@ -18,8 +18,6 @@ as it is allowed to. Every trial costs the model server the same; an answer with
 are counted where the client makes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import time

@@ -4,8 +4,6 @@ Only the answerer uses the target model. All other agents use the controllers: t
 that three agents do are distributed among all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The court's text reader locates the text, and OpenCV's inpainting after Bertalm√
 area from its surroundings. No generative model is involved.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

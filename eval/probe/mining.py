@@ -5,8 +5,6 @@ end, in the order of the memes: so the outcome does not depend on the order in w
 makes the same calls. A batch of one is the paper's procedure.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence

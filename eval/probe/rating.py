@@ -1,7 +1,5 @@
 """Outputs of a probe's agents as sheets for raters, and people's judgement beside the agents'."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

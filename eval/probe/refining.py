@@ -12,8 +12,6 @@ in which the Examiner no longer finds the misbelief is not scored, as a harmless
 missing score is not a lower score. Searches of one category run one after the other, as each uses earlier results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from court.deadline import gather_or_cancel

@@ -5,8 +5,6 @@ interrupted at any moment is resumed by running it again: stored calls are not r
 one at which it was interrupted.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 No model is asked, and nothing is drawn: the same misbeliefs have the same topics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Weaknesses of a probed target, and of its repeats with other seeds, as sections of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat models that replay recorded replies, to run today's code on past trials."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ for review are today's. What then comes out otherwise is a change of ours, for n
 would be asked in other words than then can't be replayed: nobody knows what the models would have said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

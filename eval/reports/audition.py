@@ -1,7 +1,5 @@
 """The page of an audition: what models did in full trials, what they are fit for, and which procedure pays."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

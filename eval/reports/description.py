@@ -1,7 +1,5 @@
 """Descriptions of data sets: what is read of their files, as tables and sections."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

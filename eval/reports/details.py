@@ -1,7 +1,5 @@
 """Details of runs of trials, on pages and in Markdown: how each run went, and every wrong verdict with its record."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

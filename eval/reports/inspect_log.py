@@ -4,8 +4,6 @@ Inspect's own runner is not used: it repeats calls that a crash interrupted, and
 accuracy. Pictures stay in the docket, as the viewer would show them unblurred.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Annotators, label noise and subgroups as report sections."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from eval.reports.sections import Section

@@ -1,7 +1,5 @@
 """A run's predictions as Parquet, one row per meme."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

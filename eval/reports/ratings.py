@@ -10,8 +10,6 @@ quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordere
 (:mod:`eval.scores.annotators`), and the share of repeated items to which a rater gave the same score.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Records of wrong verdicts from a run's docket, with scaled-down pictures."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Repeats of an arena or a probe with other seeds: mean and spread of each figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Harm is a task like any other, with a table for each protocol.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

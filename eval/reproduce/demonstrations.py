@@ -7,8 +7,6 @@ In a probe of drawn memes each group of the world stands for a kind of harm. The
 rewritten texts of that kind not at all: the finding that a probe must come to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 Only the document, which stays in the folder, quotes memes and models; the figures as JSON do not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace

@@ -8,8 +8,6 @@
 Sizes run one at a time, as a GPU has room for one server.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ their labels, or having examples at all. Likewise for the sides: a Judge that ru
 was not swayed by who argued what.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import io

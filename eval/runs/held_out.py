@@ -1,7 +1,5 @@
 """Draws the test split of a plain table that has none: whole groups of near-duplicates, in proportion to the labels."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter, defaultdict

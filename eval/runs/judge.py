@@ -1,7 +1,5 @@
 """Judges the memes of a run that have no prediction yet."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence

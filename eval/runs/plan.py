@@ -1,7 +1,5 @@
 """Plan of a run: the memes to judge, and how to judge them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

@@ -14,8 +14,6 @@ A precedent is excluded for the first of these reasons that applies (design, sec
 Thresholds: :class:`retrieval.audit.leakage.LeakThresholds`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter

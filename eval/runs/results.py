@@ -12,8 +12,6 @@
 The call cache is the run's own (``calls.sqlite``) or one that several runs share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ resumed, it rebuilds missing predictions from the records, resumes interrupted t
 the docket or the call cache holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

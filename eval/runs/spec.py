@@ -1,7 +1,5 @@
 """Specification of what is judged and how: the options of a command, and the part of a manifest that is compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

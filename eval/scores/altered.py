@@ -1,7 +1,5 @@
 """Figures on memes that were judged again after an alteration: flips that should not be, and gaps between groups."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

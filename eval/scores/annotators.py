@@ -4,8 +4,6 @@ A gold label hides how sure it is: of two memes labelled harmful, one may have b
 the other by three of five. Soft labels keep that difference (Uma et al. 2021, "Learning from Disagreement").
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Choice among systems on the same memes: the best, those within noise of it, and the optimism of the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

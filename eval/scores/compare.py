@@ -1,7 +1,5 @@
 """Comparison of two sets of predictions on the same memes: which is better, and is the difference significant."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Courses of the trials of a run: rounds of the sides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from court.events import Side

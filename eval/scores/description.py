@@ -4,8 +4,6 @@ Two values against two are tested by Fisher's exact test, more by Pearson's chi-
 the p-values of a table are corrected by Holm's procedure.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence

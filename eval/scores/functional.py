@@ -1,7 +1,5 @@
 """Scores of functional tests: the pass rate of each functionality, and of contrast sets as a whole."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ are wrong, and that many labels with the least support are listed. The list also
 itself: it is for people to review, and never a correction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

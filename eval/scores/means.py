@@ -4,8 +4,6 @@ A draw is the number of times that each meme occurs, so that one matrix product 
 Resamples in which a figure is undefined (only one class, no decided meme) are left out of its interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """Reader of files with rows about memes, such as annotators' votes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

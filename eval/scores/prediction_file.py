@@ -8,8 +8,6 @@ other half had been left blank.
 Answers to a question of a data set's card are mapped to labels by the same rules as gold labels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

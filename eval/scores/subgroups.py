@@ -5,8 +5,6 @@ step-down procedure (Holm 1979) over all tests of a table. It is valid however t
 they do: groups overlap if memes belong to several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

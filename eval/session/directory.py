@@ -4,8 +4,6 @@ A session is work that is started once and can be resumed: a run, an arena, a pr
 first result, so a folder with results always says what they are of.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

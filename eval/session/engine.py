@@ -5,8 +5,6 @@ then it leaves the item for the next start of the session. If such failures foll
 need is gone, and the session stops.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

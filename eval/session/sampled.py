@@ -1,7 +1,5 @@
 """Sessions about memes sampled from one or several data sets: arenas and probes, and their repeats."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ A field's annotation names its option, so that name, bounds and help stand once,
     limit: Annotated[int | None, Field(ge=1), Option("Judge a sample of this size.")] = None
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """Models and court of a run, as solvers use them: behind the call cache, with the same fences in each session."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence

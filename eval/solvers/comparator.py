@@ -4,8 +4,6 @@ They run no trial and leave no record; their output is a prediction like any oth
 run's policy and the same call cache.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

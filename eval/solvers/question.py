@@ -1,7 +1,5 @@
 """Questions about every meme of a run, and predictions: the exchange format of runs, scores and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any

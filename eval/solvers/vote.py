@@ -6,8 +6,6 @@ settings are chosen, its vote calibrated and its regression fitted by the same c
 server is needed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

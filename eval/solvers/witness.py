@@ -4,8 +4,6 @@ Arms of the evaluation: the full witness, the witness without one of its steps, 
 step is ablated by answering in the model's place: the witness itself is the one used in trials.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

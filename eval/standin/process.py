@@ -1,7 +1,5 @@
 """Programs of ours in separate processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Its tokens are words. The same prompt and seed always give the same reply, regardless of the order of calls.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

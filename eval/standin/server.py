@@ -9,8 +9,6 @@ prints ``{"port": …}`` when it listens, and runs until it is stopped. ``GET /s
 /script`` with a JSON list of faults sets the faults of the next calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """Behaviour of a fake model server, and its counters."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@
 Arms run one after the other. A study can be resumed: finished arms are skipped, and the others continue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

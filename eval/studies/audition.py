@@ -1,7 +1,5 @@
 """An audition of models: full trials of memes whose truth is known, beside the procedures that they compete with."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace

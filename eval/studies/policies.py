@@ -1,7 +1,5 @@
 """Tests of a policy: full trials of its clauses' examples, what they show of it, and an edit that a model proposes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Choice of settings on a validation split, and the selection bias of the best of many."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product

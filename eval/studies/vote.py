@@ -1,7 +1,5 @@
 """Quality of the precedents' vote on memes that are not in the library."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ An answer states its author's strength; a judge reads both and prefers the bette
 Bradley-Terry model, so that the ratings that an arena must come to are known.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

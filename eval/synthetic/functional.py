@@ -6,8 +6,6 @@ data set in the layout of FHM, so that everything that judges, scores and report
 is the starter library's memes.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tomllib

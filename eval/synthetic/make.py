@@ -5,8 +5,6 @@ text changed to name that other badge, which is harmful again; and kind words ne
 harmful. A family never spans two splits, so that only planted leaks exist.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Reading of requests, for stand-ins whose replies are a function of what they are shown."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -11,8 +11,6 @@ To the tasks of its world it answers likewise: if it recognises no badge, it ass
 shown; if it errs, it gives the next label in order, or is wrong about whether the group is shown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import string

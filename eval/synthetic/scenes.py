@@ -4,8 +4,6 @@ Every pixel is determined by scene, text, size, seed and the version of Pillow. 
 ``python -m eval.synthetic.scenes`` writes the pictures that the starter library ships.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The memes of the starter library as a data set, with 200 others like them to judge."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

@@ -9,8 +9,6 @@ badge, as for harm. A benchmark of :mod:`eval.synthetic.make` has the labels in 
 describes them.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

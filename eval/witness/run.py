@@ -1,7 +1,5 @@
 """Evaluation of the witness in a folder: checks each claim in each arm once, and resumes without repeated calls."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal

@@ -6,8 +6,6 @@ few memes, percentiles are still too narrow; they are widened according to Stude
 percentile intervals").
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import NormalDist
 

@@ -5,8 +5,6 @@ The probability that i beats j is ``σ(θ_i − θ_j)``, with covariates ``σ(θ
 one by wins, there is one maximum, up to a constant added to all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from court.errors import CourtError

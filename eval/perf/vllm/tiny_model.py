@@ -6,8 +6,6 @@ that the published checkpoints use, so that it does not depend on the version of
 Run: ``python -m eval.perf.vllm.tiny_model FOLDER``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import string
