@@ -187,14 +187,7 @@ async def build_starter(path: Path, encoder: Encoder, picture_reader: PictureRea
     """Builds the default library of a new court: tame memes that ``eval.synthetic.scenes`` has drawn."""
     return await build_library(
         path,
-        [
-            Source(
-                STARTER_MEMES,
-                name=STARTER,
-                pictures=_STARTER_PICTURES,
-                provenance=Provenance(verified_by_row=True),
-            )
-        ],
+        [Source(STARTER_MEMES, name=STARTER, pictures=_STARTER_PICTURES, provenance=Provenance(verified_by_row=True))],
         name=STARTER,
         encoder=encoder,
         picture_reader=picture_reader,

@@ -275,7 +275,7 @@ class Description:
             }
             fields = ", ".join(each["name"] for each in self.parameters(message, {PICTURE}))
             found["image/*"] = {
-                "schema": {**binary, "description": f"The picture file; the rest in the query: {fields}."},
+                "schema": {**binary, "description": f"The picture file; the rest in the query: {fields}."}
             }
         return found
 

@@ -55,14 +55,7 @@ def board_lead(board: Leaderboard) -> list[str]:
 def board_sections(board: Leaderboard) -> list[Section]:
     """All sections, in order. Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs."""
     need_page()
-    return [
-        *_warnings(board),
-        _overall(board),
-        _dimensions(board),
-        *_models(board),
-        *_judges(board),
-        _arena(board),
-    ]
+    return [*_warnings(board), _overall(board), _dimensions(board), *_models(board), *_judges(board), _arena(board)]
 
 
 def _warnings(board: Leaderboard) -> Iterator[Section]:

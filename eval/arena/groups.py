@@ -354,11 +354,7 @@ def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> Group
 
 
 def _test(
-    manifest: ArenaManifest,
-    events: Sequence[Event],
-    group_of: Mapping[Task, str],
-    names: Sequence[str],
-    deals: int,
+    manifest: ArenaManifest, events: Sequence[Event], group_of: Mapping[Task, str], names: Sequence[str], deals: int
 ) -> Interaction:
     # The same filter as for the boards, so that the test covers what they show.
     inside = [e for e in events if isinstance(e, Judged | Answered) and group_of.get((e.meme, e.task)) in names]

@@ -12,15 +12,7 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement, judged_in_both_orders
 from eval.arena.bias import BiasReport, SettingContrast, bias_report, contrasts
 from eval.arena.boards import Board, board_of
-from eval.arena.events import (
-    Answered,
-    Event,
-    Judged,
-    MemeDone,
-    MemeLeftOut,
-    NoReply,
-    TaskFormulated,
-)
+from eval.arena.events import Answered, Event, Judged, MemeDone, MemeLeftOut, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.words import OVERALL
 from eval.datasets.read import shared_detector

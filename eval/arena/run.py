@@ -10,15 +10,7 @@ from pydantic import BaseModel
 
 from court.digests import digest
 from court.errors import BadRequest
-from eval.arena.folder import (
-    ArenaFolder,
-    ArenaManifest,
-    FixedTask,
-    HumanReference,
-    MemeEntry,
-    ModelEntry,
-    read_lines,
-)
+from eval.arena.folder import ArenaFolder, ArenaManifest, FixedTask, HumanReference, MemeEntry, ModelEntry, read_lines
 from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of

@@ -30,13 +30,7 @@ from eval.probe.folder import ProbeFolder, ProbeSpec, read_seeds
 from eval.probe.report import ProbeReport, read_report
 from eval.probe.run import NOTICE, ProbePlan
 from eval.probe.run import probe as run_probe
-from eval.probe.weakness import (
-    repeat_section,
-    repeated_probe,
-    weakness_lead,
-    weakness_sections,
-    weakness_title,
-)
+from eval.probe.weakness import repeat_section, repeated_probe, weakness_lead, weakness_sections, weakness_title
 from eval.reports.sections import as_page
 from eval.session.directory import CALLS
 from eval.session.engine import Progress

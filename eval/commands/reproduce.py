@@ -43,15 +43,7 @@ from eval.reproduce.report import (
     staged_sections,
 )
 from eval.reproduce.staged import STAGES, StagedOutcome, StagePlan, plan_stages, read_staged
-from eval.reproduce.study import (
-    Benchmark,
-    PlannedRun,
-    Reproduction,
-    outcome_of,
-    present,
-    run_reproduction,
-    stages_of,
-)
+from eval.reproduce.study import Benchmark, PlannedRun, Reproduction, outcome_of, present, run_reproduction, stages_of
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 from eval.session.spec import spec_options

@@ -38,11 +38,7 @@ PAGE = "witness.html"
 )
 @click.option("--model", "name", metavar="NAME", help="Model that checks claims, from the models file.")
 @click.option(
-    "--models",
-    type=PATH,
-    default=Path("models.toml"),
-    show_default=True,
-    help="Models file (TOML), as for the arena.",
+    "--models", type=PATH, default=Path("models.toml"), show_default=True, help="Models file (TOML), as for the arena."
 )
 @vllm_turns_options
 @click.option(

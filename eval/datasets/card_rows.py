@@ -19,16 +19,7 @@ from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
 from eval.datasets.items import JudgedMeme, Level, Protocol
 from eval.datasets.record_files import TEXTS, Block, Coded
 from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
-from retrieval.library.cells import (
-    BadCell,
-    Record,
-    is_missing,
-    label_of,
-    plain_word,
-    require_text,
-    text_of,
-    word_of,
-)
+from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word, require_text, text_of, word_of
 from retrieval.library.picture_finder import ADDRESS, leads_out
 from retrieval.text import TextColumn
 

@@ -16,15 +16,7 @@ from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_rows import TEXT_FIELDS, CellRule, MemeBlock, RowGold, RowRules
 from eval.datasets.items import JudgedMeme
-from eval.datasets.record_files import (
-    Block,
-    Numbered,
-    RecordFile,
-    as_blocks,
-    kind_of,
-    truths_of,
-    unpacked_pictures,
-)
+from eval.datasets.record_files import Block, Numbered, RecordFile, as_blocks, kind_of, truths_of, unpacked_pictures
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
 from retrieval.library.picture_finder import LOOKED_FOR, PICTURE_ENDINGS, DatasetPictures, Named

@@ -216,12 +216,7 @@ class _Found:
 
 
 def _split(
-    card: DatasetCard,
-    data: Path,
-    split: CardSplit,
-    found: _Found,
-    columns: Collection[str],
-    visit: Visit,
+    card: DatasetCard, data: Path, split: CardSplit, found: _Found, columns: Collection[str], visit: Visit
 ) -> SplitCheck:
     """Reads a split into ``found``."""
     counts: dict[str, Counter[str]] = {task.id: Counter() for task in card.all_tasks()}

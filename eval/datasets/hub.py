@@ -38,11 +38,7 @@ def download(card: DatasetCard, out: Path) -> Path:
         # Comes first: without a response, the download below would accept local files as the repository.
         commit = HfApi().repo_info(card.layout.hub, repo_type="dataset").sha
         snapshot_download(
-            card.layout.hub,
-            repo_type="dataset",
-            revision=commit,
-            local_dir=out,
-            allow_patterns=_patterns(card),
+            card.layout.hub, repo_type="dataset", revision=commit, local_dir=out, allow_patterns=_patterns(card)
         )
     except failures as error:
         raise Unavailable(

@@ -72,14 +72,7 @@ Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
 """Selects the memes to keep while the split is streamed, such as a sample."""
 
 
-def read_split(
-    card: DatasetCard,
-    data: Path,
-    split: str,
-    *,
-    task: str = "",
-    choose: Choose = tuple,
-) -> SplitRead:
+def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", choose: Choose = tuple) -> SplitRead:
     """Reads the memes of a split that have a gold label of a task.
 
     Args:

@@ -351,10 +351,7 @@ def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
     if not all(map(str.strip, columns[0])):
         return []
     return [
-        (
-            range(start + 1, min(start + _BATCH, lines) + 1),
-            [cells[start : start + _BATCH] for cells in columns],
-        )
+        (range(start + 1, min(start + _BATCH, lines) + 1), [cells[start : start + _BATCH] for cells in columns])
         for start in range(0, lines, _BATCH)
     ]
 

@@ -42,12 +42,7 @@ _ODDS: TypeAdapter[Odds] = TypeAdapter(Odds)
 
 
 def key_of(
-    model: str,
-    server: Mapping[str, Any],
-    request: ChatRequest,
-    *,
-    options: Sequence[str] | None = None,
-    seed: int = 0,
+    model: str, server: Mapping[str, Any], request: ChatRequest, *, options: Sequence[str] | None = None, seed: int = 0
 ) -> str:
     """Returns the key of a call: SHA-256 of everything that determines its reply.
 
@@ -364,7 +359,7 @@ class SqliteCallCache(CallCache):
             engine.dispose()
             raise CallsError(
                 f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
-                "a copy, or move it away: then every call is made again.",
+                "a copy, or move it away: then every call is made again."
             ) from error
         except CallsError:
             engine.dispose()
@@ -430,7 +425,7 @@ def _check_or_create(engine: Engine, path: Path) -> bytes:
         elif found > FORMAT:
             raise CallsError(
                 f"The store of calls {path} has format {found}; this version of MemeCourt reads up to {FORMAT}. "
-                "Upgrade it.",
+                "Upgrade it."
             )
         return bytes(connection.execute(select(_secret.c.fence_key)).scalar_one())
 
@@ -438,7 +433,7 @@ def _check_or_create(engine: Engine, path: Path) -> bytes:
 def _failed(error: Exception) -> CallsError:
     return CallsError(
         "The store of calls can't be read or written: its disk is full, its file is damaged or gone, or another "
-        "process has held it for long. When that is mended, take the run up again.",
+        "process has held it for long. When that is mended, take the run up again."
     )
 
 
@@ -446,5 +441,5 @@ def damaged_call(key: str) -> CallsError:
     """Builds the error for a stored call that was altered."""
     return CallsError(
         f"The store of calls is damaged: what it holds under {key} is not what was kept. Restore it from a copy, or "
-        "move it away: then every call is made again.",
+        "move it away: then every call is made again."
     )

@@ -63,12 +63,7 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     try:
         numbered: list[Shown] = [("draft", {"number": number, "draft": draft}) for number, draft in enumerate(good, 1)]
         merged = await models.ask(
-            "senior",
-            "merge",
-            Reference,
-            subject,
-            shown=[*subject.with_text(text), *numbered],
-            category=category.line,
+            "senior", "merge", Reference, subject, shown=[*subject.with_text(text), *numbered], category=category.line
         )
     except FAILURES as error:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {error.message}", **fields)

@@ -155,11 +155,7 @@ def _seeds(
 
 
 async def _subjects(
-    folder: ProbeFolder,
-    memes: Sequence[ShownMeme],
-    reader: TextReader,
-    concurrency: int,
-    progress: Progress,
+    folder: ProbeFolder, memes: Sequence[ShownMeme], reader: TextReader, concurrency: int, progress: Progress
 ) -> list[Subject]:
     """The memes with their texts taken off; what was prepared before is not prepared again.
 

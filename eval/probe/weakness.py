@@ -71,14 +71,7 @@ def weakness_sections(report: ProbeReport, root: Path) -> list[Section]:
     if report.gold:
         caption = "The labels of the data set, which nobody in the probe was told"
         sections.append(Section("gold", "By gold label", _rows("gold label", report.gold), caption=caption, level=3))
-    return [
-        *sections,
-        _steps(report),
-        _topics(report),
-        _usage(report),
-        _facts(report),
-        _failures(report, root),
-    ]
+    return [*sections, _steps(report), _topics(report), _usage(report), _facts(report), _failures(report, root)]
 
 
 def _tiles(report: ProbeReport) -> tuple[Tile, ...]:

@@ -29,14 +29,7 @@ from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 
 from court.errors import BadRequest
-from court.events import (
-    AnyEvent,
-    ModelCall,
-    QuestionRuled,
-    TrialFailed,
-    TrialOpened,
-    VerdictGiven,
-)
+from court.events import AnyEvent, ModelCall, QuestionRuled, TrialFailed, TrialOpened, VerdictGiven
 from court.record import TrialRecord
 from eval.datasets.items import Outcome
 from eval.runs.results import Judged, Results

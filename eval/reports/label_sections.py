@@ -104,13 +104,7 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
         rows=(
             heads,
             *(
-                (
-                    name,
-                    f"{one.scored:,}",
-                    figure(one.brier),
-                    figure(one.unanimous),
-                    figure(one.contested),
-                )
+                (name, f"{one.scored:,}", figure(one.brier), figure(one.unanimous), figure(one.contested))
                 for name, one in rows
             ),
         ),

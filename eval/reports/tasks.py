@@ -29,25 +29,8 @@ from eval.reports.sections import (
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank_answers
 from eval.scores.compare import Comparison, compare
-from eval.scores.measure import (
-    NOTHING,
-    RESAMPLES,
-    SURE,
-    figure,
-    figure_over,
-    holm,
-    listed,
-    strict_name,
-)
-from eval.scores.metrics import (
-    DECIDED,
-    KINDS,
-    KINDS_OF_MANY,
-    TaskCard,
-    VerdictFault,
-    faults_of,
-    task_card,
-)
+from eval.scores.measure import NOTHING, RESAMPLES, SURE, figure, figure_over, holm, listed, strict_name
+from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, VerdictFault, faults_of, task_card
 from eval.solvers.question import ELSEWHERE, Answerer
 
 PROTOCOLS = {

@@ -182,12 +182,7 @@ async def prepare_precedents(
         rows=rows,
         # Tuned again: settings chosen with the excluded memes would leak information about the judged ones.
         tuning=await asyncio.to_thread(
-            tune,
-            rows,
-            memes,
-            encoder=encoder,
-            safeguards=whole.manifest.tuning.safeguards,
-            progress=tell,
+            tune, rows, memes, encoder=encoder, safeguards=whole.manifest.tuning.safeguards, progress=tell
         ),
         pictures=whole.pictures,
         # Replaces a leftover of a crash.

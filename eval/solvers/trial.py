@@ -16,13 +16,7 @@ from pydantic import Field
 
 from court import replies
 from court.errors import BadInput, CantResume, CourtError, Unavailable
-from court.events import (
-    ModelCall,
-    Procedure,
-    Summarised,
-    TrialResumed,
-    Unused,
-)
+from court.events import ModelCall, Procedure, Summarised, TrialResumed, Unused
 from court.flips import determined_by_reasons
 from court.precedents import vote
 from court.record import TrialAborted, TrialRecord, TrialState

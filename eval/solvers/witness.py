@@ -22,15 +22,7 @@ from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
 from court.expert.replies import parse_classification, parse_queries
 from court.expert.witness import ExpertWitness
-from court.ports import (
-    ChatModel,
-    ChatReply,
-    ChatRequest,
-    EvidenceDocument,
-    EvidenceSource,
-    FinishReason,
-    Odds,
-)
+from court.ports import ChatModel, ChatReply, ChatRequest, EvidenceDocument, EvidenceSource, FinishReason, Odds
 from court.prompts import Fence
 from court.recorder import Recorder
 from court.replies import Reply, TextBounds, parse, schema_of

@@ -29,8 +29,7 @@ class WitnessSpec(BaseModel):
     queries: Annotated[int, Field(ge=1, le=20), Option("Maximum queries per claim.")] = 4
     results: Annotated[int, Field(ge=1, le=10), Option("Maximum results to read per query.")] = 2
     steps: Annotated[
-        Literal["merged", "apart"],
-        Option("Ask all questions about a document in one call, or each in its own call."),
+        Literal["merged", "apart"], Option("Ask all questions about a document in one call, or each in its own call.")
     ] = "merged"
     temperature: Annotated[float, Field(ge=0, le=2), Option("Temperature of the witness's calls.")] = 0.0
     forced: bool = False

@@ -161,10 +161,7 @@ def _settled(claim: tuple[str, str, str], documents: Sequence[str]) -> dict[str,
     names = _names(claim, documents)
     readings = [_read(claim, text, names) for text in documents]
     label = {True: "supported", False: "refuted", None: "not enough"}[verdict]
-    return {
-        "label": label,
-        "enough": verdict is not None and any(one.authority and one.values for one in readings),
-    }
+    return {"label": label, "enough": verdict is not None and any(one.authority and one.values for one in readings)}
 
 
 def _weighed(claim: tuple[str, str, str], evidence: list[str], new: str, wanted: set[str]) -> dict[str, Any]:

@@ -191,10 +191,7 @@ def _find_copies(
         (_first((meme.id, index) for index, meme in enumerate(judged)), lambda meme: meme.id),
         (_first((one.bytes_sha256, index) for index, one in pictures.items()), lambda meme: meme.bytes_sha256),
         (_first((one.pixels_sha256, index) for index, one in pictures.items()), lambda meme: meme.pixels_sha256),
-        (
-            _first((text_key(meme.text), index) for index, meme in enumerate(judged)),
-            lambda meme: text_key(meme.text),
-        ),
+        (_first((text_key(meme.text), index) for index, meme in enumerate(judged)), lambda meme: text_key(meme.text)),
     )
     # By the vectors: a text that the encoder can't read counts as missing.
     has_text: NDArray[np.bool_] = np.asarray(vectors[:, :dim].any(axis=1))

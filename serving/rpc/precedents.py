@@ -23,17 +23,7 @@ from serving.access.callers import NotAllowed, Scope, check_namespace, current
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.rpc.calls import Budget, Service, changing
-from serving.rpc.convert import (
-    MOST_WHY,
-    few,
-    fields_of,
-    found_to_be,
-    number,
-    precedent_of,
-    required,
-    signed,
-    within,
-)
+from serving.rpc.convert import MOST_WHY, few, fields_of, found_to_be, number, precedent_of, required, signed, within
 from serving.rpc.listings import where_of
 
 if TYPE_CHECKING:

@@ -126,15 +126,7 @@ def queries(draw, ids, count):
         (7, 400, 0.3, {"no_sole_acquittal": True, "per_cluster": 3, "per_source": 30, "sources": 2}),
     ],
 )
-def test_finders_agree_on_every_bit(
-    seed,
-    size,
-    harm,
-    safeguards,
-    tmp_path,
-    on_disk,
-    in_database,
-):
+def test_finders_agree_on_every_bit(seed, size, harm, safeguards, tmp_path, on_disk, in_database):
     library = drawn_library(tmp_path / "library", seed, size, harm=harm, safeguards=Safeguards(**safeguards))
     disk, database = on_disk(library), in_database(library)
     assert disk.finder.library == database.finder.library

@@ -368,11 +368,7 @@ async def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(op
 async def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(opening, receiver, tmp_path):
     """The lease is lost between sending and storing: delivery is at least once, under the same id, without gaps."""
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
-    async with (
-        opening() as docket,
-        sending(docket, hook, name="x") as frozen,
-        sending(docket, hook, name="y") as other,
-    ):
+    async with opening() as docket, sending(docket, hook, name="x") as frozen, sending(docket, hook, name="y") as other:
         assert not await frozen.work()
         await append_all(docket, decided("a"))
         settle = docket.deliveries.settle

@@ -10,15 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, bindparam, insert, select, update
 from typing_extensions import override
 
-from court.events import (
-    EVENT_KINDS,
-    AnyEvent,
-    ReviewWithdrawn,
-    TrialFailed,
-    TrialOpened,
-    VerdictGiven,
-    VerdictReviewed,
-)
+from court.events import EVENT_KINDS, AnyEvent, ReviewWithdrawn, TrialFailed, TrialOpened, VerdictGiven, VerdictReviewed
 from court.in_force import DEFAULT_RULES, FindingRules, content_key, sent_text_key
 from court.meme import Picture
 from court.record import TrialRecord, TrialState

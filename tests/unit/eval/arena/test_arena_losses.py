@@ -46,9 +46,7 @@ class Faulty(ArenaModel):
 @pytest.fixture(scope="module")
 def finished_arena(tmp_path_factory):
     arena = Arena(
-        tmp_path_factory.mktemp("lost"),
-        memes=10,
-        voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS},
+        tmp_path_factory.mktemp("lost"), memes=10, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS}
     )
     arena.hold()
     return arena

@@ -6,16 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from eval.arena.ranking.battles import (
-    Battles,
-    NotRanked,
-    battles,
-    groups,
-    rated,
-    win_rates,
-    wins,
-    wins_by,
-)
+from eval.arena.ranking.battles import Battles, NotRanked, battles, groups, rated, win_rates, wins, wins_by
 from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spread_styled, tails
 from eval.arena.ranking.bradley_terry import NoMaximum, elo, fit, ratings, styled
 from eval.perf import ranking as benchmark

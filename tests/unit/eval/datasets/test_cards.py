@@ -276,11 +276,7 @@ def fhm(root):
 
 @pytest.mark.parametrize(
     ("id_", "written"),
-    [
-        ("harm-c", harm_c),
-        ("harm-p", lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
-        ("fhm", fhm),
-    ],
+    [("harm-c", harm_c), ("harm-p", lambda root: harm_c(root).rename(root / "train_v1.jsonl")), ("fhm", fhm)],
 )
 def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, written):
     """Compares two implementations: a card, and the older reader of single files."""

@@ -480,12 +480,7 @@ def test_examples_are_shown_by_score_with_their_text_erased_from_the_picture(tmp
     assert fenced(request) == ["text of far", "text of near", "text of next", "text of seed", "hats are red boats"]
     assert [
         line for part in request.parts if isinstance(part, str) for line in part.splitlines() if "Score:" in line
-    ] == [
-        "Score: 9",
-        "Score: 7",
-        "Score: 5",
-        "Score: 8",
-    ]
+    ] == ["Score: 9", "Score: 7", "Score: 5", "Score: 8"]
     pictures = [part for part in request.parts if isinstance(part, Frame)]
     shown = {one.meme: subject(one.meme, one.text) for one in MEMES}
     assert pictures == [*(shown[name].erased[0] for name in ("far", "near", "next")), shown["seed"].frames[0]]

@@ -235,12 +235,7 @@ def test_excluding_every_precedent_is_an_error(tmp_path):
 
 def test_shuffled_labels_preserve_their_counts_and_take_categories_along(tmp_path):
     lines = [
-        {
-            "id": f"t{n}",
-            "text": f"word{n}",
-            "label": str(int(n % 3 == 0)),
-            "categories": ["x"] if n % 3 == 0 else [],
-        }
+        {"id": f"t{n}", "text": f"word{n}", "label": str(int(n % 3 == 0)), "categories": ["x"] if n % 3 == 0 else []}
         for n in range(60)
     ]
     train = "".join(json.dumps(line) + "\n" for line in lines)

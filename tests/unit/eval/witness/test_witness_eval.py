@@ -398,10 +398,7 @@ def test_command_uses_model_and_search_servers_over_http(tmp_path):
         models = tmp_path / "models.toml"
         models.write_text(f'[models.m]\nurl = "{url}"\nmodel = "{server.settings.model}"\n')
         ask = ["witness", "--claims", str(claims), "--model", "m", "--models", str(models), "--json"]
-        for source in (
-            ["--corpus", str(tmp_path / "facts")],
-            ["--search-url", f"http://127.0.0.1:{port}/search"],
-        ):
+        for source in (["--corpus", str(tmp_path / "facts")], ["--search-url", f"http://127.0.0.1:{port}/search"]):
             out = tmp_path / source[0].strip("-")
             done = CliRunner().invoke(cli, [*ask, *source, "--out", str(out)], catch_exceptions=False)
             assert done.exit_code == 0, done.output

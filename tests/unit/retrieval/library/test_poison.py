@@ -139,17 +139,7 @@ class _Judged:
 class _Poisoned(IndexedMemes):
     """A :class:`~retrieval.library.ports.LibraryView` with some precedents hidden and others planted."""
 
-    def __init__(
-        self,
-        library,
-        memes,
-        base,
-        *,
-        hidden,
-        planted,
-        vectors,
-        safeguards,
-    ):
+    def __init__(self, library, memes, base, *, hidden, planted, vectors, safeguards):
         self.library, self._memes, self._planted = library, memes, planted
         segments = [base]
         if vectors is not None:
