@@ -63,8 +63,8 @@ def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
         raise click.UsageError(
             "--calibrate needs labelled memes of yours: drawn ones decide fitness alone. Give --data."
         )
-    of_data = {name: flag for name, flag in flags_of(JudgingSpec).items() if name != "text_only"}
-    if not labelled and (named := [flag for name, flag in of_data.items() if options.get(name)]):
+    of_data = {**flags_of(JudgingSpec), **flags_of(TableWords)}
+    if not labelled and (named := [of_data[name] for name in of_data if name != "text_only" and options.get(name)]):
         raise click.UsageError(f"{named[0]} goes with --data.")
     if labelled and options["dataset"] is None and options["data"].is_dir():
         raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")

@@ -15,9 +15,11 @@ from eval.commands.options import (
     study_options,
 )
 from eval.reports.tasks import choice_section
+from eval.runs.judge import material_of
 from eval.runs.results import read_results
+from eval.session.engine import Progress
 from eval.studies.arms import Study, run_study
-from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_both_classes, require_not_test
 
 
 @click.command()
@@ -51,13 +53,18 @@ def sweep(axes: tuple[str, ...], thresholds: str, **options: Any) -> Shown:
     if len(dict(parsed)) < len(parsed):
         raise click.UsageError("Each setting has one --grid, with all its values.")
     study = Study("sweep", plan_of(options), grid(dict(parsed)))
-    runs = run_watched(lambda progress: run_study(study, progress))
-    results = [read_results(folder.root) for folder in runs]
-    by_protocol = score_by_protocol(
+    # Before hours of runs: nothing could be chosen by them.
+    memes = material_of(study.plan, Progress()).memes
+    protocols = score_by_protocol(
         study.plan.protocols,
-        lambda protocol: rank(results, protocol, scores, seed=options["seed"]),
+        lambda protocol: require_both_classes(memes, protocol),
         named=options["protocols"] is not None,
     )
-    where, choices = f"{options['dataset']}, split {options['split']}", by_protocol.items()
-    sections = [choice_section("sweep", f"{where}, protocol {one}: {each.n:,} memes", each) for one, each in choices]
-    return Shown(title="Sweep", sections=sections, figures={str(one): asdict(each) for one, each in choices})
+    runs = run_watched(lambda progress: run_study(study, progress))
+    results = [read_results(folder.root) for folder in runs]
+    choices = {one: rank(results, one, scores, seed=options["seed"]) for one in protocols}
+    where = f"{options['dataset']}, split {options['split']}"
+    sections = [
+        choice_section("sweep", f"{where}, protocol {one}: {each.n:,} memes", each) for one, each in choices.items()
+    ]
+    return Shown(title="Sweep", sections=sections, figures={str(one): asdict(each) for one, each in choices.items()})

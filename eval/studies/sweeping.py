@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
-from eval.datasets.items import Protocol
+from eval.datasets.items import JudgedMeme, Protocol
 from eval.runs.plan import parse_setting
 from eval.runs.results import Results
 from eval.scores.choose import Choice, System, answers_to_choose_from, best_first
@@ -38,6 +38,18 @@ def require_not_test(dataset: DatasetCard, split: str) -> None:
         reason="NOT_A_VALIDATION_SPLIT",
         field="split",
     )
+
+
+def require_both_classes(memes: Sequence[JudgedMeme], protocol: Protocol) -> None:
+    """Raises BadRequest if a protocol leaves too few memes of a class for a choice."""
+    labels = [meme.gold(protocol) for meme in memes]
+    harmful, others = labels.count(True), labels.count(False)
+    if min(harmful, others) < _FEWEST:
+        raise BadRequest(
+            f"Under the protocol {protocol} there are {harmful} harmful and {others} other memes: too few to choose "
+            f"anything by. It takes at least {_FEWEST} of each.",
+            reason="TOO_FEW_TO_CHOOSE",
+        )
 
 
 def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
@@ -95,16 +107,10 @@ def rank(
 
     A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
 
-    Raises BadRequest: The runs are on different memes, or there are too few memes of a class.
+    Raises BadRequest: The runs are on different memes.
     """
     read = answers_to_choose_from(runs, protocol)
     gold = read[0].arrays.gold[:, HARM.index("harmful")]
-    if min(gold.sum(), (~gold).sum()) < _FEWEST:
-        raise BadRequest(
-            f"Under the protocol {protocol} there are {gold.sum()} harmful and {(~gold).sum()} other memes: too few to "
-            f"choose anything by. It takes at least {_FEWEST} of each.",
-            reason="TOO_FEW_TO_CHOOSE",
-        )
     systems: list[System] = []
     for each in read:
         arrays = each.arrays

@@ -204,6 +204,7 @@ def test_too_few_labelled_memes_are_refused_before_anything_is_tried(tmp_path):
     [
         (["--calibrate", "x.json"], "--calibrate needs labelled memes"),
         (["--split", "test"], "--split goes with --data"),
+        (["--column", "text=words"], "--column goes with --data"),
         (["--memes", "61"], "61 is not in the range"),
     ],
 )

@@ -142,11 +142,15 @@ def test_clearly_best_candidate_owes_little_to_luck():
     assert sum(candidate.within_noise for candidate in swept.ways) == 1
 
 
-def test_too_few_or_different_memes_are_refused():
-    few = results("r", [True] * 3 + [False] * 30, [H] * 33)
-    with pytest.raises(BadRequest) as refused:
-        rank([few], PLAIN, ())
-    assert refused.value.reason == "TOO_FEW_TO_CHOOSE"
+def test_too_few_memes_of_a_class_are_refused_before_judging(tmp_path):
+    data = make(tmp_path / "data", Layout.HARMEME, train=4, val=4, test=0, seed=2, size=(320, 240))
+    words = ["--dataset", data.dataset, "--data", str(data.root), "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(cli, ["sweep", *words, "--grid", "alpha=0,1"])
+    assert refused.exit_code == 1 and "too few to choose anything by" in refused.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_on_different_memes_are_refused():
     gold = [bool(n % 2) for n in range(20)]
     with pytest.raises(BadRequest, match="same memes"):
         rank([results("a", gold, [H] * 20), results("b", gold[:-2], [H] * 18)], PLAIN, ())
