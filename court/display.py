@@ -17,6 +17,18 @@ def word(value: object) -> str:
     return str(value).replace("_", " ").lower()
 
 
+CLOSE_CALL = 0.35
+"""Risk above which a verdict is shown as a close call, whatever strengths its score leads to."""
+
+
+def shown_score(score: float | None, risk: float | None, *, harmful: bool) -> float | None:
+    """Returns the probability of harm to show people: that of the risk, which knows how far the precedents are."""
+    if score is None or risk is None:
+        return score
+    p = 1 - risk if harmful else risk
+    return min(max(p, CLOSE_CALL), 1 - CLOSE_CALL) if risk > CLOSE_CALL else p
+
+
 def split_hidden(text: str) -> Iterator[tuple[str, bool]]:
     """Splits text at invisible characters; yields each piece and True if it represents such a character."""
     # Control, bidirectional and other invisible characters become code points (``U+202E``). Line breaks and tabs stay,

@@ -14,23 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from court.display import CLOSE_CALL
 from court.events import Side, TextLine, TextRead, TextSource
 from court.policy import Policy
 from court.precedents import Findings, Precedent, VerifiedCopy, Vote
 from court.precedents import vote as vote_by
 from court.settings import TrialSettings
-from court.verdict import (
-    CLOSE_CALL,
-    Finding,
-    Label,
-    Review,
-    ReviewReason,
-    ScoreMeaning,
-    Strength,
-    Strengths,
-    Verdict,
-    rule,
-)
+from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
 
 _LABEL_OF = {Side.ACCUSER: Label.HARMFUL, Side.DEFENDER: Label.NOT_HARMFUL}
 _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDECIDED: "undecided"}

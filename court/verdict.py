@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from court.display import word
+from court.display import CLOSE_CALL, shown_score, word
 from court.values import Value
 
 
@@ -40,18 +40,6 @@ def decision(
     if label is Label.HARMFUL:
         return Decision.BLOCK
     return Decision.REVIEW if on_hold else Decision.ALLOW
-
-
-CLOSE_CALL = 0.35
-"""Risk above which a verdict is shown as a close call, whatever strengths its score leads to."""
-
-
-def shown_score(score: float | None, risk: float | None, *, harmful: bool) -> float | None:
-    """Returns the probability of harm to show people: that of the risk, which knows how far the precedents are."""
-    if score is None or risk is None:
-        return score
-    p = 1 - risk if harmful else risk
-    return min(max(p, CLOSE_CALL), 1 - CLOSE_CALL) if risk > CLOSE_CALL else p
 
 
 class Strength(StrEnum):

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from court.deadline import gather_or_cancel
 from court.errors import ModelRefused, Overrun, ReplyUnusable
+from court.tasks import gather_or_cancel
 from eval.arena.events import (
     Answered,
     ContextSimulated,

@@ -14,9 +14,9 @@ missing score is not a lower score. Searches of one category run one after the o
 
 from collections.abc import Callable, Mapping, Sequence
 
-from court.deadline import gather_or_cancel
 from court.errors import CourtError
 from court.ports import ChatReply
+from court.tasks import gather_or_cancel
 from eval.probe import agents
 from eval.probe.agents import (
     FAILURES,

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from google.protobuf.json_format import MessageToDict
 
+from court.display import CLOSE_CALL, shown_score
 from court.errors import CourtError
+from court.tasks import cancel_all
 from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, Tls, judge_request
 from memecourt.result import Decision, Label, Result
 from memecourt.v1 import court_pb2 as wire
@@ -185,8 +187,6 @@ async def _judge_all(
 
     Without a picture, one text is judged alone.
     """
-    from court.deadline import cancel_all
-
     gate = asyncio.Semaphore(_AT_ONCE)
     if pictures and not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
@@ -323,9 +323,6 @@ def show_verdict(
     Args:
         docket: Option that opens the record, if the docket is not in its usual place.
     """
-    # Not above: a command that only asks a server does not load the court's models.
-    from court.verdict import CLOSE_CALL, shown_score
-
     result = Result(response)
     decision = result.decision
     head = click.style(f" {decision.upper()} ", bold=True, reverse=True, fg=_COLOURS[decision])

@@ -119,6 +119,20 @@ def test_command_line_judges_through_the_server(server, home, tmp_path):
     assert nobody.returncode == 1 and "UNAVAILABLE" in nobody.stderr
 
 
+def test_client_alone_judges_through_the_server(server):
+    # What `pip install memecourt` brings has none of these.
+    absent = "PIL alembic cryptography cv2 faiss grpc_health numpy onnxruntime orjson platformdirs pydantic sqlalchemy"
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent.split()!r})); from serving.cli import start; start()"
+    )
+    options = ["--server", server.address, "--text", HARMFUL[1]]
+    outcome = subprocess.run(
+        [sys.executable, "-c", program, "judge", *options], capture_output=True, text=True, timeout=300
+    )
+    assert (outcome.returncode, outcome.stderr) == (12, "")
+    assert "verdict     HARMFUL" in outcome.stdout and "harm score" in outcome.stdout
+
+
 def test_health_command_reports_the_serving_status(server, home):
     # For a server that is not ready, see test_serving.py, where one waits for its models.
     serving = memecourt("health", server.ready().address, "--timeout", "60", home=home)

@@ -6,20 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from court.display import shown_score
 from court.examination import entropy
 from court.precedents import TallyEntry, VoteSettings, probability, share, vote
-from court.verdict import (
-    Label,
-    Review,
-    ReviewReason,
-    ScoreMeaning,
-    Strength,
-    Strengths,
-    Verdict,
-    decision,
-    rule,
-    shown_score,
-)
+from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, decision, rule
 
 # The rule written out: (harmful, benign) -> label.
 TABLE = {
