@@ -188,6 +188,32 @@ async def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
         ) == (False, ["a"], 6, ["a", "b", "c"], 0)
 
 
+async def test_slower_process_does_not_undo_what_another_has_projected(path):
+    class Slow(Intercepted):
+        """A docket whose pages arrive late."""
+
+        waiting: list[str] | None = None
+        gate = asyncio.Event()
+
+        async def entries(self, first, most, kinds=None):
+            entries = await self._docket.log.entries(first, most, kinds)
+            if not self.gate.is_set():
+                await self.gate.wait()
+            elif self.waiting is None:
+                self.waiting = await court.waiting("bea")
+            return entries
+
+    async with opened_desk(path) as court:
+        await court.tried("a", verdict(U))
+        slow = Slow(court.docket)
+        following = asyncio.create_task(court.another_desk(docket=slow).catch_up())
+        await asyncio.sleep(0.05)
+        await court.reviewed("a", "ada", H)
+        assert await court.waiting("bea") == []
+        slow.gate.set()
+        assert await following and slow.waiting == []
+
+
 async def test_altered_entry_does_not_block_other_entries(path, caplog):
     async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
