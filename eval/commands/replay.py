@@ -13,13 +13,14 @@ from eval.replay.replay import ReplayedTrial
 from eval.replay.replay import replay as rerun
 from retrieval.library.postgres.address import Address
 from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, paragraph, require_text, run, settings_of
+from serving.docket.store.listing import TrialFilter
 from serving.export.source import read_document
+from serving.export.tables import Selection
 from serving.settings import Settings
 
 EXIT_DIFFERENT = 1
 EXIT_NOT_REPLAYED = 2
 """A trial can't be replayed, or there is none; usage errors end so too."""
-_AT_ONCE = 200
 _INDENT = " " * 5
 
 
@@ -92,15 +93,9 @@ async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIte
     async with docket_in(settings) as store:
         for trial_id in trial_ids:
             yield await store.trials.record(trial_id)
-        after = None
-        while not trial_ids:
-            lines = await store.index.list(limit=_AT_ONCE, after=after, oldest_first=True)
-            for line in lines:
-                if not line.erased:
-                    yield await store.trials.record(line.trial_id)
-            if len(lines) < _AT_ONCE:
-                return
-            after = (lines[-1].opened_at, lines[-1].trial_id)
+        if not trial_ids:
+            async for record in Selection(store.index, store.trials, TrialFilter(erased=False)).records():
+                yield record
 
 
 def _in_files(folder: Path) -> Iterator[TrialRecord]:

@@ -5,52 +5,51 @@ for review are today's. What then comes out otherwise is a change of ours, for n
 would be asked in other words than then can't be replayed: nobody knows what the models would have said.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from court.display import word
-from court.errors import CourtError, Unavailable
+from court.errors import CourtError
 from court.events import (
+    AnswerGiven,
     AnyEvent,
     ClaimSettled,
+    ClaimsFound,
+    Described,
     DocumentWeighed,
+    Event,
     EvidenceSearched,
+    GuardHeard,
     JudgeRuled,
     NearDuplicate,
+    PrecedentsCited,
+    QuestionAsked,
     QuestioningEnd,
     QuestionRuled,
-    RawReply,
     Role,
     RoundEvent,
-    Side,
     SideRested,
-    TrialChecked,
+    Summarised,
+    TextRead,
+    TrialFailed,
     VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import CallId, ChatReply, ChatRequest, Odds, Reading
+from court.ports import Reading
 from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.replies import UnusableReply, parse_question_ruling
-from court.roles import PROBE_STEPS, GuardModel, RoleModel, RoleModels
+from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase, calibration_of
-from court.verdict import Review
 from eval.models.metered import CallBudget
-from eval.replay.model import (
-    FallbackModel,
-    NotRecorded,
-    PromptChanged,
-    RecordedExpert,
-    RecordedModel,
-    RecordedOdds,
-    place_of,
-)
+from eval.replay.model import FallbackModel, NotRecorded, PromptChanged, RecordedModel
 from serving.docket.store.bodies import GONE
 from serving.judging.executor import TrialExecutor
 from serving.judging.follow import RecordedEvidence
@@ -58,155 +57,104 @@ from serving.version import SOFTWARE
 from serving.views.messages import messages_of
 from serving.views.recheck import Difference
 
-_NONE = "none"
-
-_OF_A_ROUND = {
-    "question": "question",
-    "answer": "answer",
-    "summary": "summary",
-    "justification": "justification",
-    "entropy": "entropy",
-    "cites": "precedents cited",
-}
-"""Fields of the events of a round, with their names."""
-
 _Pictures = Callable[[Sequence[str]], Awaitable[Sequence[Frame | None]]]
-_Fields = Iterator[tuple[str, int, str]]
-"""Name of a field, number of the event that it stands in, and value."""
+
+_COMPARED: Mapping[type[Event], Mapping[str, Callable[[Any], object]]] = {
+    VerdictGiven: {
+        "label": lambda it: it.verdict.label,
+        "strengths": lambda it: it.verdict.strengths and it.verdict.strengths.in_words,
+        "score": lambda it: it.verdict.harm_score,
+        "meaning of the score": lambda it: it.verdict.harm_score_meaning,
+        "risk": lambda it: it.verdict.risk,
+        "review reasons": lambda it: [one.reason for one in it.verdict.review],
+        "signals": lambda it: [one.reason for one in it.verdict.signals],
+        "rule": lambda it: it.verdict.rule,
+        # Kinds alone: where a sign stands moves with every word around it.
+        "signs of steering": lambda it: sorted(sign.kind for sign in it.steering),
+        "finding": lambda it: it.verdict.finding and it.verdict.finding.in_words,
+        "the Judge's own label": lambda it: it.ruling and it.ruling.label,
+        "harmful evidence": lambda it: it.ruling and it.ruling.harmful_evidence,
+        "harmless evidence": lambda it: it.ruling and it.ruling.harmless_evidence,
+        "readings of precedents": lambda it: it.ruling and [f"{e.id}: {e.supports}" for e in it.ruling.precedents],
+        "rationale": lambda it: it.verdict.rationale,
+    },
+    TrialFailed: {"end": lambda it: f"failed at step {it.step}: {it.message}"},
+    TextRead: {"text": lambda it: it.text},
+    Described: {"description": lambda it: it.description},
+    PrecedentsCited: {
+        "precedents' vote": lambda it: it.vote and [it.vote.harmful, it.vote.voters, it.vote.probability]
+    },
+    GuardHeard: {
+        "guard's opinion": lambda it: it.failure if it.harmful is None else "harmful" if it.harmful else "not harmful",
+        "guard's categories": lambda it: it.categories,
+    },
+    ClaimsFound: {"claims of fact": lambda it: it.failure or [claim.text for claim in it.claims]},
+    ClaimSettled: {
+        "claim {claim}'s finding": lambda it: [it.label, it.because],
+        "claim {claim}'s evidence": lambda it: [f"{passage.document}: {passage.quote}" for passage in it.evidence],
+    },
+    JudgeRuled: {
+        "judge {judge}'s strengths": lambda it: it.strengths.in_words,
+        "judge {judge}'s own label": lambda it: it.ruling.label,
+        "judge {judge}'s rationale": lambda it: it.rationale,
+    },
+    SideRested: {"{side}'s rounds": lambda it: [it.rounds, word(it.reason)]},
+    QuestionAsked: {"{side}'s question, round {round}": lambda it: it.question},
+    AnswerGiven: {"{side}'s answer, round {round}": lambda it: it.answer},
+    Summarised: {
+        "{side}'s summary, round {round}": lambda it: it.summary,
+        "{side}'s justification, round {round}": lambda it: it.justification,
+        "{side}'s entropy, round {round}": lambda it: it.entropy,
+        "{side}'s precedents cited, round {round}": lambda it: it.cites,
+    },
+    QuestionRuled: {
+        "{id}'s answer": lambda it: it.failure if it.chosen is None else it.chosen,
+        "{id}'s rationale": lambda it: it.rationale,
+    },
+}
+"""Fields whose value a replay could change, by kind of event; costs, times and the texts of precedents are none."""
 
 
 def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
-    """Returns every field of a trial whose value a replay could change, in reading order.
+    """Returns number of the event and value, by the name of each field that a replay could change."""
+    found: dict[str, tuple[int, str]] = {}
+    for kind, fields in _COMPARED.items():
+        for event in record.all(kind):
+            side, number = getattr(event, "side", ""), getattr(event, "round", 0)
+            rested = record.rested.get(event.side) if isinstance(event, RoundEvent) else None
+            # Rounds run ahead beyond the stop depend on timing, and the verdict does not rest on them. A failure that a
+            # resumed trial has left behind is no end.
+            ahead = isinstance(event, RoundEvent) and number > (rested.rounds if rested else 0)
+            if ahead or (kind is TrialFailed and record.verdict_event is not None):
+                continue
+            parts = {
+                "side": side.capitalize(),
+                "round": number,
+                "claim": getattr(event, "claim", 0),
+                "judge": getattr(event, "judge", 0),
+                "id": event.question.id if isinstance(event, QuestionRuled) else "",
+            }
+            for name, value in fields.items():
+                found[name.format(**parts)] = (event.seq, _in_words(value(event)))
+    return found
 
-    Excludes statements in rounds that do not count, costs, times and the texts of precedents.
 
-    Returns number of the event and value, by the field's name.
-    """
-    return {name: (seq, value) for name, seq, value in _fields(record)}
+def _in_words(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6f}"  # the last digits of a sum may differ between machines
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(_in_words, value))
+    return "none" if value in (None, "") else str(value)
 
 
 def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, ...]:
     """The fields in which the outcome of a trial differs from the recorded one."""
     before, after = outcome(recorded), outcome(replayed)
     # A field that only the replay has stands in no recorded event; the end is where it is missing.
-    last = recorded.events[-1].seq
-    found = []
-    # In order and each once: recorded fields first, then those that are new.
-    for name in dict.fromkeys((*before, *after)):
-        seq, earlier = before.get(name, (last, _NONE))
-        _, now = after.get(name, (last, _NONE))
-        if earlier != now:
-            found.append(Difference(seq, name, earlier, now))
-    return tuple(found)
-
-
-def _fields(record: TrialRecord) -> _Fields:
-    failed = record.failure
-    verdict = record.verdict_event
-    if verdict is not None:
-        yield from _verdict(verdict)
-    elif failed is not None:
-        yield "end", failed.seq, f"failed at step {failed.step}: {failed.message}"
-    if (text := record.text) is not None:
-        yield "text", text.seq, text.text
-    if (described := record.described) is not None:
-        yield "description", described.seq, described.description
-    if (cited := record.precedents) is not None:
-        vote = cited.vote
-        words = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
-        yield "precedents' vote", cited.seq, words
-    if (opinion := record.guard) is not None:
-        words = opinion.failure if opinion.harmful is None else "harmful" if opinion.harmful else "not harmful"
-        yield "guard's opinion", opinion.seq, words
-        yield "guard's categories", opinion.seq, ", ".join(opinion.categories) or _NONE
-    if (found := record.claims_found) is not None:
-        yield "claims of fact", found.seq, found.failure or _lines(claim.text for claim in found.claims)
-    # Claims are settled side by side, in whatever order the calls return.
-    for settled in sorted(record.all(ClaimSettled), key=lambda event: event.claim):
-        yield f"claim {settled.claim}'s finding", settled.seq, f"{word(settled.label)}, {word(settled.because)}"
-        quotes = (f"{passage.document}: {passage.quote}" for passage in settled.evidence)
-        yield f"claim {settled.claim}'s evidence", settled.seq, _lines(quotes)
-    for ruled in record.all(JudgeRuled):
-        name = f"judge {ruled.judge}'s"
-        yield f"{name} strengths", ruled.seq, ruled.strengths.in_words
-        yield f"{name} own label", ruled.seq, str(ruled.ruling.label)
-        yield f"{name} rationale", ruled.seq, ruled.rationale
-    for side in Side:
-        yield from _side(record, side)
-    for answered in record.questions:
-        name = f"{answered.question.id}'s"
-        words = answered.failure if answered.chosen is None else ", ".join(answered.chosen) or _NONE
-        yield f"{name} answer", answered.seq, words
-        yield f"{name} rationale", answered.seq, answered.rationale
-
-
-def _verdict(event: VerdictGiven) -> _Fields:
-    verdict, ruling, at = event.verdict, event.ruling, event.seq
-    strengths = verdict.strengths
-    values: Mapping[str, str] = {
-        "label": str(verdict.label),
-        "strengths": strengths.in_words if strengths else _NONE,
-        "score": _NONE if verdict.harm_score is None else _figure(verdict.harm_score),
-        "meaning of the score": _NONE if verdict.harm_score_meaning is None else str(verdict.harm_score_meaning),
-        "risk": _NONE if verdict.risk is None else _figure(verdict.risk),
-        "review reasons": _reasons(verdict.review),
-        "signals": _reasons(verdict.signals),
-        "rule": verdict.rule,
-        # Kinds alone: where a sign stands moves with every word around it.
-        "signs of steering": ", ".join(sorted(str(sign.kind) for sign in event.steering)) or _NONE,
-    }
-    if found := verdict.finding:
-        values = {**values, "finding": f"{found.category}, clause {found.clause or '–'}, {found.target or '–'}"}
-    if ruling is not None:
-        readings = ", ".join(f"{one.id}: {one.supports}" for one in ruling.precedents)
-        values = {
-            **values,
-            "the Judge's own label": str(ruling.label),
-            "harmful evidence": _lines(ruling.harmful_evidence),
-            "harmless evidence": _lines(ruling.harmless_evidence),
-            "readings of precedents": readings or _NONE,
-        }
-    for name, value in {**values, "rationale": verdict.rationale}.items():
-        yield name, at, value
-
-
-def _side(record: TrialRecord, side: Side) -> _Fields:
-    who = side.capitalize()
-    rested = record.rested.get(side)
-    if rested is not None:
-        yield f"{who}'s rounds", rested.seq, f"{rested.rounds}, {word(rested.reason)}"
-    # Rounds run ahead beyond the stop depend on timing, and the verdict does not rest on them.
-    counted = rested.rounds if rested else 0
-    for event in record.all(RoundEvent):
-        if "rounds" not in event.parts or event.side is not side or event.round > counted:
-            continue
-        for field, name in _OF_A_ROUND.items():
-            if field in type(event).model_fields:
-                place = f"{who}'s {name}, round {event.round}" if event.round else f"{who}'s {name}"
-                yield place, event.seq, _value_in_words(getattr(event, field))
-
-
-def _value_in_words(value: str | float | tuple[str, ...]) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f} bit"
-    return value if isinstance(value, str) else ", ".join(value) or _NONE
-
-
-def _reasons(reviews: Iterable[Review]) -> str:
-    return ", ".join(str(review.reason) for review in reviews) or _NONE
-
-
-def _lines(evidence: Iterable[str]) -> str:
-    return " / ".join(evidence) or _NONE
-
-
-def _figure(value: float) -> str:
-    # The last digits of a sum may differ between machines.
-    return f"{value:.6f}"
-
-
-_FAILED_PATIENCE_S = 0.5
-"""Seconds that a call of a failed trial waits where the record has no reply: the failure ends it before."""
+    last = (recorded.events[-1].seq, "none")
+    # Each once: recorded fields first, then those that are new.
+    found = [(*before.get(name, last), name, after.get(name, last)[1]) for name in dict.fromkeys((*before, *after))]
+    return tuple(Difference(seq, name, was, now) for seq, was, name, now in found if was != now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +229,7 @@ async def under_policy(
     try:
         if reason := _no_outcome(record):
             raise _Obstacle(reason)
-        pictures = _stand_ins(record)
+        pictures: _Pictures | None = None
         if executor is not None:
             live = executor.court.role_models
             if live is None:
@@ -296,16 +244,6 @@ async def under_policy(
         needs_models = isinstance(obstacle, _Obstacle) and obstacle.asks
         return UnderPolicy(record.trial_id, before, obstacle=str(obstacle), needs_models=needs_models)
     return UnderPolicy(record.trial_id, before, _decided(rerun))
-
-
-def _stand_ins(record: TrialRecord) -> _Pictures:
-    """Gives an empty picture in place of each that the Judge was shown, as its message names them."""
-    shown = {precedent.id for precedent, sha256 in RecordedCase(record).exhibits if sha256}
-
-    async def pictures(ids: Sequence[str]) -> Sequence[Frame | None]:
-        return [Frame(b"", 1, 1, 0) if id_ in shown else None for id_ in ids]
-
-    return pictures
 
 
 def _decided(record: TrialRecord) -> tuple[str, str]:
@@ -328,8 +266,8 @@ def _models_with_fallback(record: TrialRecord, live: RoleModels | None, budget: 
     recorded = _models(record)
 
     def of(role: Role) -> RoleModel:
-        own = live.by_role[role] if live is not None else recorded.by_role[role]
-        fallback = FallbackModel(recorded.by_role[role].model, own.model if live is not None else None, sent, budget)
+        own = (live or recorded).by_role[role]
+        fallback = FallbackModel(recorded.by_role[role].model, own.model if live else None, sent, budget)
         return replace(own, model=fallback, servers=None)
 
     proposer, accuser, defender, judge = map(of, (Role.PROPOSER, Role.ACCUSER, Role.DEFENDER, Role.JUDGE))
@@ -361,7 +299,7 @@ async def _rerun(
         text_reader=_RecordedReader(record),
         software=SOFTWARE,
         settings=settings,
-        # Records of before policies were stored with their words have the packaged one.
+        # A trial that asks no model records no words of its policy.
         policy=policy or opened.policy.content or DEFAULT_POLICY,
         prompts=with_digest(opened.versions.prompts),
         role_models=models or _models(record),
@@ -448,8 +386,7 @@ def _require_replayable(record: TrialRecord) -> None:
         return  # what was sent can't be made again, and was said all the same
     for event in record.events:
         for made in messages_of(record, event):
-            # Without a digest nobody can say whether the words are the same; such a record is replayed all the same.
-            if not made.exact and made.call.messages_digest:
+            if not made.exact:
                 raise _Obstacle(f"Event {event.seq} ({event.kind}): {made.why}")
 
 
@@ -493,137 +430,76 @@ async def _nowhere(*events: AnyEvent) -> None:
     """Discards events: a replay stores nothing."""
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedReader:
     """Returns the recorded text."""
 
-    def __init__(self, record: TrialRecord) -> None:
-        self._text = record.text
+    record: TrialRecord
 
     @property
     def identity(self) -> str:
-        return self._text.reader if self._text else ""
+        return self.record.text.reader if self.record.text else ""
 
     async def read(self, picture: Picture) -> Reading:
-        if self._text is None:
+        if self.record.text is None:
             raise NotRecorded("Today's code reads the text off the picture, and the record has none.")
-        return Reading(self._text.lines)
+        return Reading(self.record.text.lines)
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedFinder:
-    """Returns the recorded precedents, without their pictures unless these are given."""
+    """Returns the recorded precedents."""
 
-    def __init__(self, record: TrialRecord, pictures: _Pictures | None = None) -> None:
-        self._pictures = pictures
-        cited, versions = record.precedents, record.opened.versions
-        self._findings = cited.findings if cited else None
-        self.library = (
-            cited.findings.library
-            if cited
-            else LibraryIdentity(name="", digest=versions.library, size=0, encoder=versions.encoder, with_picture=0)
-        )
+    record: TrialRecord
+    given: _Pictures | None = None
+    """Gives their pictures; None for an empty one in place of each that the Judge was shown."""
+
+    @property
+    def library(self) -> LibraryIdentity:
+        versions = self.record.opened.versions
+        if self.record.precedents:
+            return self.record.precedents.findings.library
+        return LibraryIdentity(name="", digest=versions.library, size=0, encoder=versions.encoder, with_picture=0)
 
     async def find(self, **query: object) -> Findings:
-        if self._findings is None:
+        if self.record.precedents is None:
             raise NotRecorded("Today's code searches for precedents, and the record has none.")
-        return self._findings
+        return self.record.precedents.findings
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        # The stand-ins for the models look at no picture.
-        return [None] * len(ids) if self._pictures is None else await self._pictures(ids)
+        if self.given is not None:
+            return await self.given(ids)
+        # Messages name the pictures that are shown, so that their places matter to models that look at none.
+        shown = {precedent.id for precedent, sha256 in RecordedCase(self.record).exhibits if sha256}
+        return [Frame(b"", 1, 1, 0) if id_ in shown else None for id_ in ids]
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedBindings:
     """Returns the precedents that settled the trial."""
 
-    def __init__(self, record: TrialRecord) -> None:
-        self._copies = record.verdict_event.copies if record.verdict_event else ()
+    record: TrialRecord
 
     async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
-        return self._copies
+        return self.record.verdict_event.copies if self.record.verdict_event else ()
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedDuplicates:
     """Returns the recorded near-duplicates."""
 
-    def __init__(self, record: TrialRecord) -> None:
-        found = record.duplicates
-        self._found = found.duplicates if found else ()
+    record: TrialRecord
 
     async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
-        return self._found
+        return self.record.duplicates.duplicates if self.record.duplicates else ()
 
 
 def _models(record: TrialRecord) -> RoleModels:
     """Returns one model for all roles, as each call is identified by its id."""
-    verdict, failed = record.verdict_event, record.failure
-    replies = dict(_replies(record))
-    decided = record.state is TrialState.DECIDED
-    if not decided and failed is not None and (unusable := failed.unusable) is not None:
-        call_id = CallId(
-            unusable.role,
-            unusable.task,
-            unusable.prompt_digest,
-            side=unusable.side,
-            round=unusable.round,
-            judge=unusable.judge,
-        )
-        # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
-        replies[call_id] = unusable.replies
-    # A judge who sits alone has odds with the verdict; those of a panel stand with each ruling.
-    odds = {(1, 0): verdict.odds} if verdict else {}
-    odds |= {(event.judge, 0): event.odds for event in record.all(JudgeRuled)}
-    for checked in record.all(TrialChecked):
-        odds |= {(1, PROBE_STEPS[side]): found for side, found in checked.probed.items()}
-    recorded = RecordedModel(
-        next(iter(record.opened.versions.models.values()), "recorded"),
-        replies,
-        {
-            key: RecordedOdds(found.call.prompt_digest, tuple(zip(found.harmful, found.not_harmful, strict=True)))
-            for key, found in odds.items()
-            if found is not None
-        },
-        # A decided trial has every reply on record: there is nothing that could end a wait for another.
-        patience_s=0.0 if decided else _FAILED_PATIENCE_S,
-    )
-    model = RoleModel(recorded)
-    further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
-    opinion, guard = record.guard, None
-    if opinion is not None:
-        # A guard without an opinion leaves no call that could be looked up.
-        spoke = RoleModel(_SilentGuard(opinion.failure)) if opinion.call is None else model
-        guard = GuardModel(spoke, opinion.adapter)
-    with_expert = Role.EXPERT in record.opened.versions.models
-    expert = RoleModel(RecordedExpert(recorded, record)) if with_expert else None
+    model, named = RoleModel(RecordedModel(record)), record.opened.versions.models
+    further = sum(name.startswith(f"{Role.JUDGE}_") for name in named)
+    guard = GuardModel(model, record.guard.adapter) if record.guard else None
+    expert = model if Role.EXPERT in named else None
     return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard, expert=expert)
-
-
-class _SilentGuard:
-    """Gives no opinion, for the reason that a guard gave none then."""
-
-    def __init__(self, reason: str) -> None:
-        self.name = "guard"
-        self._reason = reason
-
-    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        raise Unavailable("The guard gave no opinion.", reason=self._reason)
-
-    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        return None
-
-
-def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]:
-    """Replies of all calls on record by their places."""
-    for event in record.events:
-        side: Side | None = getattr(event, "side", None)
-        number: int = getattr(event, "round", 0)
-        judge: int = event.judge if isinstance(event, JudgeRuled) else 1
-        claim, step = place_of(event)
-        for call, task, _ in event.reported_calls:
-            if task.startswith("odds"):
-                continue
-            call_id = CallId(
-                call.role, task, call.prompt_digest, side=side, round=number, judge=judge, claim=claim, step=step
-            )
-            yield call_id, call.replies

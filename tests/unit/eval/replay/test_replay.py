@@ -20,6 +20,7 @@ from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths
 from eval.cli import cli as eval_cli
 from eval.replay.replay import outcome, replay
+from serving.docket.store.bodies import GONE
 from serving.export.source import read_document
 from tests.support.cast import Cast, full_court, try_meme
 from tests.support.fakes import RecordingSink, a_meme
@@ -225,14 +226,11 @@ def test_reworded_prompt_is_no_difference_but_not_replayable(monkeypatch):
     found = run_replay(load_record("full-harmful"))
     assert found.differences == () and "worded otherwise" in found.obstacle
     assert "not replayable" in run("--folder", FOLDER, status=2)
-    # Without the digests of messages, as in the earliest records, the prompt of each call still shows it.
+    # Where a precedent was erased since, messages can't be made again, and the prompt of each call still shows it.
     record = load_record("full-harmful")
-    bare = TrialRecord.of(
-        event.model_copy(update={"call": event.call.model_copy(update={"messages_digest": ""}), "odds": None})
-        if getattr(event, "call", None)
-        else event
-        for event in record.events
-    )
+    findings = record.precedents.findings
+    erased = tuple(precedent.model_copy(update={"text": GONE}) for precedent in findings.exhibits)
+    bare = with_altered_event(record, "PrecedentsCited", findings=findings.model_copy(update={"exhibits": erased}))
     assert "asked for in other words" in run_replay(bare).obstacle
 
 
