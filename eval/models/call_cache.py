@@ -19,12 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Column, Connection, LargeBinary, MetaData, String, Table, Text, insert, select, text
-from sqlalchemy.dialects.sqlite import insert as insert_or
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -38,7 +37,7 @@ from serving.docket.store.transactions import GroupCommit, sqlite_engine, transa
 T = TypeVar("T")
 
 _REPLY: TypeAdapter[ChatReply] = TypeAdapter(ChatReply)
-_ODDS: TypeAdapter[Odds] = TypeAdapter(Odds)
+_ODDS: TypeAdapter[Odds | None] = TypeAdapter(Odds | None)
 
 
 def key_of(
@@ -96,42 +95,31 @@ class CachedModel:
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """See :meth:`court.ports.ChatModel.reply`; also raises CallsError."""
-
-        async def ask(seconds: float) -> str:
-            return _REPLY.dump_json(await self.inner.reply(request, within_s=seconds)).decode()
-
-        return await self._once(key_of(self.name, self.server, request, seed=self.seed), ask, within_s, _REPLY)
+        key = key_of(self.name, self.server, request, seed=self.seed)
+        return await self._once(key, partial(self.inner.reply, request), within_s, _REPLY)
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """See :meth:`court.ports.ChatModel.odds`; also raises CallsError."""
-
-        async def ask(seconds: float) -> str:
-            odds = await self.inner.odds(request, options, within_s=seconds)
-            # Raised, so that nothing is stored.
-            if odds is None or not odds.masses:
-                raise _CantSay(odds)
-            return _ODDS.dump_json(odds).decode()
-
         key = key_of(self.name, self.server, request, options=options, seed=self.seed)
-        try:
-            return await self._once(key, ask, within_s, _ODDS)
-        except _CantSay as said:
-            return said.odds
+        return await self._once(key, partial(self.inner.odds, request, options), within_s, _ODDS)
 
-    async def _once(self, key: str, ask: Callable[[float], Awaitable[str]], within_s: float, kind: TypeAdapter[T]) -> T:
-        body, stored = await self.store.once(key, self.name, ask, within_s=within_s)
+    async def _once(self, key: str, ask: Callable[..., Awaitable[T]], within_s: float, kind: TypeAdapter[T]) -> T:
+        async def body(seconds: float) -> tuple[str, bool]:
+            answer = await ask(within_s=seconds)
+            return kind.dump_json(answer).decode(), _lasts(answer)
+
+        found, stored = await self.store.once(key, self.name, body, within_s=within_s)
         try:
-            read = kind.validate_json(body)
+            answer = kind.validate_json(found)
         except ValidationError:
-            raise damaged_call(key) from None
-        self.hits.count += stored
-        return read
+            raise _damaged(key) from None
+        self.hits.count += stored and _lasts(answer)
+        return answer
 
 
-class _CantSay(Exception):
-    def __init__(self, odds: Odds | None) -> None:
-        super().__init__()
-        self.odds = odds
+def _lasts(answer: object) -> bool:
+    """True for an answer that is stored: any but odds that a server could not give."""
+    return bool(answer.masses) if isinstance(answer, Odds) else answer is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +181,17 @@ FORMAT = 1
 """Version of the tables below; a file of a later format is refused."""
 _APPLICATION = 0x4D434353  # "MCCS": distinguishes a call cache from other SQLite files
 
-_metadata = MetaData()
-
-_calls = Table(
-    "calls",
-    _metadata,
-    Column("key", String, primary_key=True),
-    Column("at", String, nullable=False),  # ISO 8601, UTC
-    Column("model", String, nullable=False),
-    Column("body", Text, nullable=False),  # JSON of a ChatReply or of Odds
-    Column("sha256", String, nullable=False),  # of key and body: SQLite has no checksums of its own
+_TABLES = (
+    # Times in ISO 8601, UTC; bodies are JSON of a ChatReply or of Odds; the digest is of key and body, as SQLite has no
+    # checksums of its own.
+    "CREATE TABLE calls (key VARCHAR NOT NULL PRIMARY KEY, at VARCHAR NOT NULL, model VARCHAR NOT NULL, "
+    "body TEXT NOT NULL, sha256 VARCHAR NOT NULL)",
+    "CREATE TABLE secret (fence_key BLOB NOT NULL)",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {FORMAT}",
 )
-
-_secret = Table("secret", _metadata, Column("fence_key", LargeBinary, nullable=False))
+# The first answer wins, in case another process made the same call at the same time.
+_INSERT = "INSERT INTO calls (key, at, model, body, sha256) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 
 
 class CallsError(Unavailable):
@@ -255,13 +241,16 @@ class CallCache(ABC):
         return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
 
     async def once(
-        self, key: str, model: str, ask: Callable[[float], Awaitable[str]], *, within_s: float
+        self, key: str, model: str, ask: Callable[[float], Awaitable[tuple[str, bool]]], *, within_s: float
     ) -> tuple[str, bool]:
         """Returns the stored value of a key.
 
         If there is none, calls the model and stores the reply before returning it.
 
         Concurrent callers with the same key share one call, which is cancelled when the last of them leaves.
+
+        Args:
+            ask: Makes the call; returns the value, and True if it is to be stored.
 
         Returns:
             The value, and True if this caller did not have to make the call.
@@ -287,18 +276,21 @@ class CallCache(ABC):
                 if own or loop.time() >= end:
                     raise
 
-    def _fly(self, key: str, model: str, ask: Callable[[float], Awaitable[str]], within_s: float) -> _Flight:
+    def _fly(
+        self, key: str, model: str, ask: Callable[[float], Awaitable[tuple[str, bool]]], within_s: float
+    ) -> _Flight:
         async def fly() -> tuple[str, bool]:
             try:
                 stored = await self.read(key)
                 if stored is not None:
                     return stored, True
                 self.before_call()
-                body = await ask(within_s)
+                body, lasting = await ask(within_s)
                 # From here on the call is not cancelled: the reply is paid for, and is stored before it is used, so
                 # that a trial that continues from it finds it again after a crash.
                 flight.answered = True
-                await self.keep(key, model, body)
+                if lasting:
+                    await self.keep(key, model, body)
                 return body, False
             finally:
                 # A cancelled call was removed already, and a new one may have its place.
@@ -355,15 +347,14 @@ class SqliteCallCache(CallCache):
         engine = sqlite_engine(path, patience)
         try:
             return cls(engine, _check_or_create(engine, path))
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, CallsError) as error:
             engine.dispose()
+            if isinstance(error, CallsError):
+                raise
             raise CallsError(
                 f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
                 "a copy, or move it away: then every call is made again."
             ) from error
-        except CallsError:
-            engine.dispose()
-            raise
 
     async def read(self, key: str) -> str | None:
         """See :meth:`CallCache.read`."""
@@ -372,11 +363,8 @@ class SqliteCallCache(CallCache):
 
     async def keep(self, key: str, model: str, body: str) -> None:
         """See :meth:`CallCache.keep`."""
-        row = {"key": key, "at": datetime.now(UTC).isoformat(), "model": model, "body": body}
-        row["sha256"] = _check(key, body)
-        # The first answer wins, in case another process made the same call at the same time.
-        statement = insert_or(_calls).on_conflict_do_nothing()
-        await self._writer.run(lambda connection: _execute(connection, statement, row))
+        row = (key, datetime.now(UTC).isoformat(), model, body, _check(key, body))
+        await self._writer.run(lambda connection: connection.exec_driver_sql(_INSERT, row))
 
     async def close(self) -> None:
         """Waits until all answered calls are stored, and closes the file."""
@@ -389,45 +377,39 @@ class SqliteCallCache(CallCache):
     def _read(self, key: str) -> str | None:
         try:
             with self._engine.connect() as connection:
-                row = connection.execute(select(_calls.c.body, _calls.c.sha256).where(_calls.c.key == key)).first()
+                found = connection.exec_driver_sql("SELECT body, sha256 FROM calls WHERE key = ?", (key,)).first()
         except SQLAlchemyError as error:
             raise _failed(error) from error
-        if row is None:
-            return None
-        body, check = row
         # An altered reply would silently become a wrong verdict.
-        if _check(key, body) != check:
-            raise damaged_call(key)
-        return str(body)
+        if found is not None and _check(key, found.body) != found.sha256:
+            raise _damaged(key)
+        return None if found is None else str(found.body)
 
 
 def _check(key: str, body: str) -> str:
     return hashlib.sha256(f"{key}\n{body}".encode()).hexdigest()
 
 
-def _execute(connection: Connection, statement: Any, row: Any) -> None:
-    connection.execute(statement, row)
-
-
 def _check_or_create(engine: Engine, path: Path) -> bytes:
     """Returns the fence key; creates the tables in a new file."""
     with transaction(engine) as connection:
-        kind, found = (connection.execute(text(f"PRAGMA {p}")).scalar_one() for p in ("application_id", "user_version"))
-        tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
+
+        def one(statement: str) -> Any:
+            return connection.exec_driver_sql(statement).scalar_one()
+
         # Within one write transaction: if two processes open a new file, the second finds it initialised.
-        if tables == 0:
-            _metadata.create_all(connection)
-            connection.execute(insert(_secret), {"fence_key": secrets.token_bytes(32)})
-            connection.execute(text(f"PRAGMA application_id = {_APPLICATION}"))
-            connection.execute(text(f"PRAGMA user_version = {FORMAT}"))
-        elif kind != _APPLICATION:
+        if one("SELECT count(*) FROM sqlite_master WHERE type = 'table'") == 0:
+            for statement in _TABLES:
+                connection.exec_driver_sql(statement)
+            connection.exec_driver_sql("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        elif one("PRAGMA application_id") != _APPLICATION:
             raise CallsError(f"The file {path} is a SQLite database, but no store of calls. Name another with --calls.")
-        elif found > FORMAT:
+        elif (found := one("PRAGMA user_version")) > FORMAT:
             raise CallsError(
                 f"The store of calls {path} has format {found}; this version of MemeCourt reads up to {FORMAT}. "
                 "Upgrade it."
             )
-        return bytes(connection.execute(select(_secret.c.fence_key)).scalar_one())
+        return bytes(one("SELECT fence_key FROM secret"))
 
 
 def _failed(error: Exception) -> CallsError:
@@ -437,8 +419,7 @@ def _failed(error: Exception) -> CallsError:
     )
 
 
-def damaged_call(key: str) -> CallsError:
-    """Builds the error for a stored call that was altered."""
+def _damaged(key: str) -> CallsError:
     return CallsError(
         f"The store of calls is damaged: what it holds under {key} is not what was kept. Restore it from a copy, or "
         "move it away: then every call is made again."
