@@ -2,15 +2,15 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
 from eval.arena.events import ArenaValue, Event, Judged
-from eval.arena.words import OVERALL, Verdict
+from eval.arena.words import OVERALL, Row, Verdict
+from eval.reports.sections import Section
 from eval.scores.means import share_of
-from eval.scores.measure import Figure, wilson
+from eval.scores.measure import NOTHING, Figure, figure, wilson
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 _MOST_BY_PLACE = 0.8
@@ -105,47 +105,13 @@ class HumanVerdict(ArenaValue):
     better: Literal["one", "other", "tie"]
 
 
-@dataclass(frozen=True, slots=True)
-class PanelAccuracy:
-    """Agreement between panels of one size and people."""
+def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> Row:
+    """Compares the overall verdicts of the panel with those of people.
 
-    size: int
-    panels: int
-    """Number of panels that judged at least one battle together."""
-    battles: float
-    accuracy: float
-    """Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie."""
-    lowest: float
-    highest: float
-    kappa: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeBesidePeople:
-    """Agreement of one judge with people's majority, over the battles of both."""
-
-    judge: str
-    accuracy: Figure
-    kappa: Kappa
-
-
-@dataclass(frozen=True, slots=True)
-class HumanAgreement:
-    """Figures of agreement between judges and people."""
-
-    battles: int
-    accuracy: Figure | None
-    """Share of them in which the panel's majority matches the people's; None if there are no battles."""
-    kappa: Kappa
-    people: Kappa
-    judges: tuple[JudgeBesidePeople, ...]
-    even: int
-    """Battles without a majority because one side's votes are even; no figure includes them."""
-    panels: tuple[PanelAccuracy, ...] = ()
-
-
-def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> HumanAgreement:
-    """Compares the overall verdicts of the panel with those of people."""
+    Returns the panel's ``accuracy``, the share of ``battles`` in which its majority matches the people's, and
+    ``kappa``; both of each of ``judges``, over the battles of both; those of smaller ``panels``; agreement among
+    ``people``; and ``even``, the battles without a majority because one side's votes are even, which are in no figure.
+    """
     panel: dict[BattleKey, list[str]] = defaultdict(list)
     by_judge: dict[str, dict[BattleKey, list[str]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
@@ -163,59 +129,55 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
         )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs = _with(dict(sorted(panel.items())), voted)
-    judges = ((judge, _with(found, voted)) for judge, found in sorted(by_judge.items()))
-    return HumanAgreement(
-        battles=len(pairs),
-        accuracy=_accuracy(pairs),
-        kappa=cohen(list(pairs.values())),
-        people=fleiss([list(words.values()) for words in people.values()]),
-        judges=tuple(
-            JudgeBesidePeople(judge, accuracy, cohen(list(found.values())))
-            for judge, found in judges
-            if (accuracy := _accuracy(found))
-        ),
-        even=len(voted.keys() & panel.keys()) - len(pairs),
-        panels=_panels(by_judge, voted),
-    )
-
-
-def _panels(
-    by_judge: Mapping[str, Mapping[BattleKey, Sequence[str]]], voted: Mapping[BattleKey, str | None]
-) -> tuple[PanelAccuracy, ...]:
-    """Compares panels of each size with people, on the battles that all judges of a panel judged."""
-    votes_of = {
-        # A judge that contradicts itself when the order of answers is swapped has no vote on that battle.
-        judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
-        for judge, found in sorted(by_judge.items())
+    # A judge that contradicts itself when the order of answers is swapped has no vote on that battle.
+    of_judges = {judge: _with(found, voted) for judge, found in sorted(by_judge.items())}
+    return {
+        **_agreed(pairs),
+        "people": fleiss([list(words.values()) for words in people.values()]),
+        "judges": [{"judge": judge, **_agreed(own)} for judge, own in of_judges.items() if own],
+        "even": len(voted.keys() & panel.keys()) - len(pairs),
+        "panels": _panels(list(of_judges.values())),
     }
-    sizes = []
-    for size in range(1, len(votes_of) + 1):
+
+
+def _agreed(pairs: Mapping[BattleKey, tuple[str, str]]) -> Row:
+    shares = [(key.meme, float(ours == theirs)) for key, (ours, theirs) in pairs.items()]
+    return {"battles": len(pairs), "accuracy": share_of(shares), "kappa": cohen(list(pairs.values()))}
+
+
+def _panels(of_judges: Sequence[Mapping[BattleKey, tuple[str, str]]]) -> list[Row]:
+    """Compares panels of each size with people, on the battles that all judges of a panel judged.
+
+    Returns means over the panels that judged a battle together, with the range of their accuracy.
+    """
+    sizes: list[Row] = []
+    for size in range(1, len(of_judges) + 1):
         pairs = []
-        for panel in itertools.combinations(votes_of, size):
-            common = set.intersection(*(set(votes_of[judge]) for judge in panel))
+        for panel in itertools.combinations(of_judges, size):
+            common = sorted(set.intersection(*map(set, panel)))
             # A panel's even vote is a tie, as in the arena's joint vote; leaving it out would spare small panels their
             # hardest battles.
-            votes = {key: _majority([votes_of[judge][key] for judge in panel]) or "tie" for key in common}
+            votes = [(_majority([own[key][0] for own in panel]) or "tie", panel[0][key][1]) for key in common]
             if votes:
-                pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
+                pairs.append(votes)
         shares = [fmean(vote == theirs for vote, theirs in each) for each in pairs]
         # If no panel of this size shares a battle, no larger one does.
         if not shares:
             break
         kappas = [value for each in pairs if (value := cohen(each).value) is not None]
         sizes.append(
-            PanelAccuracy(
-                size=size,
-                panels=len(pairs),
-                battles=fmean(map(len, pairs)),
-                accuracy=fmean(shares),
-                lowest=min(shares),
-                highest=max(shares),
-                kappa=fmean(kappas) if kappas else None,
-            )
+            {
+                "size": size,
+                "panels": len(pairs),
+                "battles": fmean(map(len, pairs)),
+                "accuracy": fmean(shares),
+                "lowest": min(shares),
+                "highest": max(shares),
+                "kappa": fmean(kappas) if kappas else None,
+            }
         )
     # A single size does not show how agreement changes with the size of a panel.
-    return tuple(sizes) if len(sizes) > 1 else ()
+    return sizes if len(sizes) > 1 else []
 
 
 def _with(
@@ -228,10 +190,6 @@ def _with(
         if ours is not None and theirs is not None:
             pairs[key] = (ours, theirs)
     return pairs
-
-
-def _accuracy(pairs: Mapping[BattleKey, tuple[str, str]]) -> Figure | None:
-    return share_of([(key.meme, float(ours == theirs)) for key, (ours, theirs) in pairs.items()])
 
 
 def _word(score: float, one: str, other: str) -> str:
@@ -248,3 +206,48 @@ def _majority(words: Sequence[str]) -> str | None:
     if len(counted) == 2 and counted[0][1] == counted[1][1]:
         return None
     return counted[0][0]
+
+
+def human_sections(humans: Row) -> Iterator[Section]:
+    """Builds tables of the agreement of judges and people."""
+    people = humans["people"]
+    rows = [
+        ("who", "agree", "κ"),
+        ("panel and people", percent(humans["accuracy"]), _kappa(humans["kappa"])),
+        ("people among themselves (Fleiss)", percent(people.observed), _kappa(people)),
+        *((f"{one['judge']} and people", percent(one["accuracy"]), _kappa(one["kappa"])) for one in humans["judges"]),
+    ]
+    even = f"; {humans['even']} more on which votes were even" if humans["even"] else ""
+    caption = f"{humans['battles']} battles that both judged{even}"
+    yield Section("people", "Panel and people", tuple(rows), caption=caption, level=3)
+    if humans["panels"]:
+        panels = (
+            (
+                str(one["size"]),
+                f"{one['panels']:,}",
+                f"{one['battles']:.0f}",
+                f"{percent(one['accuracy'])} [{percent(one['lowest'])}, {percent(one['highest'])}]",
+                figure(one["kappa"], ".2f"),
+            )
+            for one in humans["panels"]
+        )
+        yield Section(
+            "people-panels",
+            "People, and smaller panels",
+            (("judges", "panels", "battles", "agree", "κ"), *panels),
+            notes=("Published (MemeArena, 50 battles): 64, 60, 62 and 68 % for one to four.",),
+            caption="Share of votes that are the people's, even votes being ties",
+            level=3,
+            detail=True,
+        )
+
+
+def percent(value: Figure | float | None) -> str:
+    """A share in per cent, with its interval if it has one."""
+    return NOTHING if value is None else f"{figure(value, '.1f', times=100)} %"
+
+
+def _kappa(kappa: Kappa) -> str:
+    if kappa.value is None or kappa.low is None or kappa.high is None:
+        return figure(kappa.value, ".2f")
+    return figure(Figure(kappa.value, kappa.low, kappa.high), ".2f")

@@ -11,8 +11,9 @@ from eval.arena.events import Answered, Event, Judged
 from eval.arena.folder import ArenaManifest
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
-from eval.arena.ranking.bradley_terry import NoMaximum, elo, ratings, styled
+from eval.arena.ranking.bradley_terry import NoMaximum
 from eval.arena.words import OVERALL
+from eval.scores.measure import Figure
 
 STYLES = ("length", "headings", "lists", "bold")
 """Covariates of style: differences, as a share of both answers' sum (Chatbot Arena's style control)."""
@@ -23,28 +24,19 @@ _SURELY = 0.975
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure with its 95 % interval."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class BoardRow:
-    """One model in one dimension."""
+    """One model in one dimension; a rating has no interval if too many resamples have no finite ratings."""
 
     model: str
-    rating: Estimate | None
+    rating: Figure | float | None
     """Bradley-Terry rating; None if the board has none."""
     first: int | None
     """Best place that the resamples allow; None without intervals."""
     last: int | None
     win_rate: float | None
-    elo: Estimate | None
+    elo: Figure | float | None
     """Elo rating after the last battle, in the order of :func:`table_of`; None if verdicts are noise."""
-    styled: Estimate | None
+    styled: Figure | float | None
     """Rating with style controlled for; overall only, None if it could not be computed."""
     battles: int
 
@@ -66,59 +58,62 @@ class Board:
 
 def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> Board:
     """Rates the models of an arena in one dimension, which must have at least one battle."""
-    settings, seed = manifest.settings, manifest.seed
-    models = settings.targets
+    settings, models, seed = manifest.settings, manifest.settings.targets, manifest.seed
     # All figures below come from this table: its order matters for Elo.
     table, covariates, _ = table_of(manifest, events, dimension)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates = win_rates(wins(table))
     # Noise would still yield ratings with intervals, which would be read as a ranking.
     not_ranked = noise = noise_in(events, dimension)
-    rated: Floats | None = None
-    found: Spread | None = None
+    rated = elo = style = None
+    no_style = ""
     if not noise:
+        elo = spread_of_elo(table, k=settings.elo_k, resamples=settings.resamples, seed=seed)
         try:
-            rated = ratings(table, anchor=anchor)
-            found = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
+            rated = spread(table, anchor=anchor, resamples=settings.resamples, seed=seed)
         except NotRanked as error:
             not_ranked = error.message
-    style: list[Estimate] = []
-    no_style = ""
-    if dimension == OVERALL and not not_ranked:
-        style, no_style = _style(manifest, table, covariates, anchor)
-    elo_now = elo(table, k=settings.elo_k)
-    elo_spread = spread_of_elo(table, k=settings.elo_k, resamples=settings.resamples, seed=seed)
-    fights = np.bincount(table.left, minlength=len(models)) + np.bincount(table.right, minlength=len(models))
+    if rated and dimension == OVERALL:
+        resamples = min(_STYLE_RESAMPLES, settings.resamples)
+        try:
+            style = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=seed)
+        # Style that separates winners from losers perfectly has no finite estimate; the plain ratings remain valid.
+        except NoMaximum as error:
+            no_style = error.message
+    fought = np.bincount(np.concatenate([table.left, table.right]), minlength=len(models))
+
+    none: Sequence[None] = [None] * len(models)
+    rating, elo_rating, without_style = (found.figures if found else none for found in (rated, elo, style))
 
     def row(place: int) -> BoardRow:
-        first, last = _places(found, place)
+        first, last = _places(rated, place)
         return BoardRow(
             model=models[place],
-            rating=None if rated is None else _estimate(rated, found, place),
+            rating=rating[place],
             first=first,
             last=last,
             win_rate=None if np.isnan(rates[place]) else float(rates[place]),
-            elo=None if noise else _estimate(elo_now, elo_spread, place),
-            styled=style[place] if style else None,
-            battles=int(fights[place]),
+            elo=elo_rating[place],
+            styled=without_style[place],
+            battles=int(fought[place]),
         )
 
-    def standing(row: BoardRow) -> tuple[float, str]:
-        """Sorts rows by rating, by win rate if there are no ratings, by name if verdicts are noise."""
+    def standing(place: int) -> tuple[float, str]:
+        """Sorts models by rating, by win rate if there are no ratings, by name if verdicts are noise."""
         if noise:
-            return 0.0, row.model
-        if row.rating is None:
+            return 0.0, models[place]
+        if rated is None:
             # Models without a battle come after those that lost all of theirs.
-            return 1.0 if row.win_rate is None else -row.win_rate, row.model
-        return -row.rating.value, row.model
+            return 1.0 if np.isnan(rates[place]) else -rates[place], models[place]
+        return -rated.values[place], models[place]
 
     return Board(
         dimension=dimension,
-        rows=tuple(sorted(map(row, range(len(models))), key=standing)),
+        rows=tuple(map(row, sorted(range(len(models)), key=standing))),
         battles=len(table),
         tied=float(np.mean(table.score == 0.5)),
         not_ranked=not_ranked,
-        without=found.without if found else 0,
+        without=rated.without if rated else 0,
         no_style=no_style,
     )
 
@@ -171,26 +166,6 @@ def table_of(
 def _share(a: float, b: float) -> float:
     # Relative to the sum, so that a hundred extra words weigh less among thousands; 0 if both are 0.
     return (a - b) / (a + b) if a + b else 0.0
-
-
-def _style(
-    manifest: ArenaManifest, table: Battles, covariates: Floats, anchor: int | None
-) -> tuple[list[Estimate], str]:
-    """Returns ratings with style controlled for, or the reason why there are none."""
-    resamples = min(_STYLE_RESAMPLES, manifest.settings.resamples)
-    try:
-        found = styled(table, covariates, anchor=anchor)
-    # Style that separates winners from losers perfectly has no finite estimate; the plain ratings remain valid.
-    except NoMaximum as error:
-        return [], error.message
-    resampled = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=manifest.seed)
-    return [_estimate(found, resampled, place) for place in range(len(found))], ""
-
-
-def _estimate(values: Floats, found: Spread | None, place: int) -> Estimate:
-    if found is None or found.low is None or found.high is None:
-        return Estimate(float(values[place]), None, None)
-    return Estimate(float(values[place]), float(found.low[place]), float(found.high[place]))
 
 
 def _places(found: Spread | None, place: int) -> tuple[int | None, int | None]:

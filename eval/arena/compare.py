@@ -189,8 +189,11 @@ def repeated_board(boards: Sequence[Leaderboard]) -> Repeats:
         manifests,
         [
             {
-                row.model: {"rating": row.rating.value if row.rating else None, "win_rate": row.win_rate}
-                for row in board.board(OVERALL).rows
+                row.model: {
+                    "rating": row.rating.value if isinstance(row.rating, Figure) else row.rating,
+                    "win_rate": row.win_rate,
+                }
+                for row in board.overall.rows
             }
             for board in boards
         ],

@@ -27,7 +27,7 @@ from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, likelihood, quarter_ties
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.scores.measure import holm
+from eval.scores.measure import figure, holm
 
 DEALS = 999
 # Floats in memory at once: 64 MiB.
@@ -405,8 +405,6 @@ def _test_words(by: BoardsBy) -> list[str]:
 
 
 def _cell(row: BoardRow) -> str:
-    one = row.rating
-    if one is None:
-        return "–" if row.win_rate is None else f"{100 * row.win_rate:.0f} %"
-    span = "" if one.low is None or one.high is None else f" [{one.low:.0f}, {one.high:.0f}]"
-    return f"{one.value:.0f}{span}"
+    if row.rating is not None or row.win_rate is None:
+        return figure(row.rating, ".0f")
+    return f"{100 * row.win_rate:.0f} %"

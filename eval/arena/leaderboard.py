@@ -3,20 +3,19 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement, judged_in_both_orders
-from eval.arena.bias import BiasReport, SettingContrast, bias_report, contrasts
+from eval.arena.agreement import HumanVerdict, human_agreement, judged_in_both_orders
+from eval.arena.bias import bias_report, contrasts
 from eval.arena.boards import Board, board_of
 from eval.arena.events import Answered, Event, Judged, MemeDone, MemeLeftOut, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.words import OVERALL
+from eval.arena.words import OVERALL, Row
 from eval.datasets.read import shared_detector
-from eval.session.directory import Spent
 
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""
@@ -31,26 +30,12 @@ _ONE_LANGUAGE = {
 """Tags of one written language, or of languages that share most words, so that a detector's word is no proof."""
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageShare:
-    """Languages of a model's answers to questions that ask for a language."""
-
-    told: int
-    """Number of answers whose language could be detected."""
-    right: int
-    unknown: int
-    """Number of answers that are too short, or whose question asks for a language that the detector does not know."""
-
-    @property
-    def share(self) -> float | None:
-        """Share of answers in the requested language; None if no language was detected."""
-        return self.right / self.told if self.told else None
-
-
-def answer_languages(events: Sequence[Event]) -> dict[str, LanguageShare]:
+def answer_languages(events: Sequence[Event]) -> dict[str, Row]:
     """Detects the languages of answers, by model; leaves out models that were never asked for a language.
 
-    Each round's answer counts separately: each is requested in that language.
+    Each round's answer counts separately: each is requested in that language. ``told`` counts the answers whose
+    language could be detected, ``right`` those of them in the language asked for, and ``unknown`` the others, which are
+    too short, or asked for in a language that the detector does not know.
 
     Raises NotLoaded: A question asks for a language, and py3langid is not installed.
     """
@@ -60,7 +45,11 @@ def answer_languages(events: Sequence[Event]) -> dict[str, LanguageShare]:
         if isinstance(event, Answered) and (language := wanted.get((event.meme, event.task))):
             found[event.target] += [_is_in(text, language) for text in event.reasoning]
     return {
-        target: LanguageShare(len(answers) - answers.count(None), answers.count(True), answers.count(None))
+        target: {
+            "told": len(answers) - answers.count(None),
+            "right": answers.count(True),
+            "unknown": answers.count(None),
+        }
         for target, answers in found.items()
     }
 
@@ -83,53 +72,19 @@ def _plain(tag: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Further facts about one model."""
-
-    model: str
-    called: str
-    family: str
-    answered: int
-    unanswered: dict[str, int]
-    words: float
-    tokens: float
-    as_judge: int
-    unjudged: int
-    in_language: LanguageShare | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Leaderboard:
     """Report on an arena."""
 
     manifest: ArenaManifest
     boards: tuple[Board, ...]
-    targets: tuple[Target, ...]
-    memes: int
-    left_out: dict[str, int]
-    tasks: int
-    unmerged: int
-    """Number of answers that could not be merged into their guideline."""
-    first_wins: tuple[float, int]
-    """Share of decided battles won by the answer shown first, and the number of decided battles."""
-    consistent: tuple[float, int] | None
-    references: dict[str, int]
-    """Number of battles judged with each reference; a battle has none if no judge had an answer to start a guideline
-    from."""
-    spent: dict[str, Spent] = field(default_factory=dict)
-    bias: BiasReport | None = None
-    humans: HumanAgreement | None = None
-    contrasts: tuple[SettingContrast, ...] = ()
-    """Ratings under each setting of the bias study minus those under the first; empty without the study."""
+    """The overall board first."""
+    figures: Row
+    """All figures for other programs, without any text."""
 
     @property
-    def asks_for_languages(self) -> bool:
-        """True if a question asks for a language."""
-        return any(target.in_language is not None for target in self.targets)
-
-    def board(self, dimension: str) -> Board:
-        """Returns the board of one dimension. Raises KeyError if there is none."""
-        return {board.dimension: board for board in self.boards}[dimension]
+    def overall(self) -> Board:
+        """The board that ranks."""
+        return self.boards[0]
 
 
 def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
@@ -148,35 +103,42 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     # Ties say nothing about a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
     both = judged_in_both_orders(fought, OVERALL)
-    settings = manifest.settings
-    return Leaderboard(
-        manifest=manifest,
-        # The last criterion is OVERALL itself, which comes first here.
-        boards=tuple(board_of(manifest, events, name) for name in (OVERALL, *settings.dimensions[:-1])),
-        targets=_targets(manifest, events),
-        memes=sum(isinstance(event, MemeDone) for event in events),
-        left_out=dict(Counter(event.reason for event in events if isinstance(event, MemeLeftOut))),
-        tasks=sum(isinstance(event, TaskFormulated) for event in events),
-        unmerged=sum(isinstance(event, NoReply) and event.to == "merging" for event in events),
-        # 0.5 without a decided battle: no preference either way.
-        first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
-        consistent=(float(np.mean([one == other for one, other in both])), len(both)) if both else None,
-        references=dict(Counter(str(event.setting) for event in fought)),
-        spent=folder.spent(),
+    settings, draw = manifest.settings, (manifest.settings.resamples, manifest.seed)
+    families = {name: entry.family for name, entry in manifest.models.items()}
+    # The last criterion is OVERALL itself, which comes first here.
+    boards = tuple(board_of(manifest, events, name) for name in (OVERALL, *settings.dimensions[:-1]))
+    figures: Row = {
+        "manifest": {
+            "name": manifest.name,
+            "dataset": manifest.dataset,
+            "split": manifest.split,
+            "finished": manifest.finished is not None,
+            "settings": settings.model_dump(mode="json"),
+            "samples": [one.model_dump(mode="json") for one in manifest.samples],
+        },
+        "boards": boards,
+        "targets": _targets(manifest, events),
+        "memes": sum(isinstance(event, MemeDone) for event in events),
+        "left_out": Counter(event.reason for event in events if isinstance(event, MemeLeftOut)),
+        "tasks": sum(isinstance(event, TaskFormulated) for event in events),
+        # Answers that could not be merged into their guideline.
+        "unmerged": sum(isinstance(event, NoReply) and event.to == "merging" for event in events),
+        # Share of decided battles won by the answer shown first. 0.5 without one: no preference either way.
+        "first_wins": (float(np.mean(decided)) if decided else 0.5, len(decided)),
+        "consistent": (float(np.mean([one == other for one, other in both])), len(both)) if both else None,
+        # A battle has no reference if no judge had an answer to start a guideline from.
+        "references": Counter(str(event.setting) for event in fought),
+        "spent": {name: spent.model_dump() for name, spent in folder.spent().items()},
         # Given all events: it selects its own battles.
-        bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
-        humans=human_agreement(events, humans) if humans else None,
-        contrasts=contrasts(
-            events,
-            settings.targets,
-            {name: entry.family for name, entry in manifest.models.items()},
-            resamples=settings.resamples,
-            seed=manifest.seed,
-        ),
-    )
+        "bias": bias_report(events, settings.targets, settings.judges, draw),
+        "humans": human_agreement(events, humans) if humans else None,
+        "contrasts": contrasts(events, settings.targets, families, draw),
+    }
+    return Leaderboard(manifest, boards, figures)
 
 
-def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, ...]:
+def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> list[Row]:
+    """Returns further facts about each model."""
     answers: dict[str, list[Answered]] = defaultdict(list)
     for event in events:
         if isinstance(event, Answered):
@@ -184,23 +146,19 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
     # Includes the bias study: these count all calls to a model as a judge.
     judged = Counter(event.judge for event in events if isinstance(event, Judged))
     missing = [event for event in events if isinstance(event, NoReply)]
-    unjudged = Counter(event.model for event in missing if event.to == "battle")
     languages = answer_languages(events)
-    rows = []
-    for name in manifest.settings.targets:
-        entry, own = manifest.models[name], answers[name]
-        rows.append(
-            Target(
-                model=name,
-                called=entry.model,
-                family=entry.family,
-                answered=len(own),
-                unanswered=dict(Counter(e.reason for e in missing if e.to == "answer" and e.model == name)),
-                words=float(np.mean([one.style.words for one in own])) if own else 0.0,
-                tokens=float(np.mean([one.tokens_out for one in own])) if own else 0.0,
-                as_judge=judged[name],
-                unjudged=unjudged[name],
-                in_language=languages.get(name),
-            )
-        )
-    return tuple(rows)
+    return [
+        {
+            "model": name,
+            "called": manifest.models[name].model,
+            "family": manifest.models[name].family,
+            "answered": len(answers[name]),
+            "unanswered": Counter(e.reason for e in missing if e.to == "answer" and e.model == name),
+            "words": float(np.mean([one.style.words for one in answers[name]])) if answers[name] else 0.0,
+            "tokens": float(np.mean([one.tokens_out for one in answers[name]])) if answers[name] else 0.0,
+            "as_judge": judged[name],
+            "unjudged": sum(e.to == "battle" and e.model == name for e in missing),
+            "in_language": languages.get(name),
+        }
+        for name in manifest.settings.targets
+    ]

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 OVERALL = "overall"
 """Name of the criterion that ranks."""
+Row = dict[str, Any]
+"""Named figures of one line of a report, as programs read them."""
 
 
 class Relevance(StrEnum):

@@ -111,7 +111,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     board = leaderboard(out, humans)
     groups = groups_in(out, words_in(options["by"]))
     sections = _page(board, out, groups)
-    figures = {**figures_of(board), **({"by": [asdict(one) for one in groups]} if groups else {})}
+    figures = {**board.figures, **({"by": groups} if groups else {})}
     end = [f"{out / PAGE} shows it."]
     answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
     show_answer(answer, html=None, as_json=options["as_json"])
@@ -128,7 +128,7 @@ arena.add_command(difficulty)
 
 def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
     repeated = repeated_board(boards)
-    figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [figures_of(board) for board in boards]}
+    figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [board.figures for board in boards]}
     return Shown(
         title="Leaderboard over repeats",
         lead=repeated.lead,
@@ -138,22 +138,6 @@ def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
         links=_links(out),
         end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
     )
-
-
-def figures_of(board: Leaderboard) -> dict[str, Any]:
-    """Returns a leaderboard's figures for other programs, without any text."""
-    figures = asdict(board)
-    manifest = board.manifest
-    figures["manifest"] = {
-        "name": manifest.name,
-        "dataset": manifest.dataset,
-        "split": manifest.split,
-        "finished": manifest.finished is not None,
-        "settings": manifest.settings.model_dump(mode="json"),
-        "samples": [one.model_dump(mode="json") for one in manifest.samples],
-    }
-    figures["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
-    return figures
 
 
 def _run(ask: Ask, *, yes: bool) -> None:
@@ -206,7 +190,7 @@ def _links(out: Path) -> list[tuple[str, str]]:
 
 def _page(board: Leaderboard, out: Path, groups: Sequence[BoardsBy] = ()) -> list[Section]:
     """Writes the page of an arena, and returns its sections."""
-    models = [row.model for row in board.board("overall").rows]
+    models = [row.model for row in board.overall.rows]
     sections = [*board_sections(board), *(group_section(by, models) for by in groups)]
     html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=_links(out))
     write_page(out / PAGE, html)

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -93,7 +93,7 @@ def show_answer(answer: Shown, *, html: Path | None, as_json: bool) -> None:
         command = answer.command or command_line()
         write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
     if as_json:
-        click.echo(json.dumps(answer.figures))
+        click.echo(json.dumps(answer.figures, default=asdict))
         return
     end = answer.end or ([f"{answer.page} shows it."] if answer.page else [])
     click.echo("\n".join([as_text(answer.lead, answer.sections), *end]))

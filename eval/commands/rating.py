@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from eval.arena import rating as arena_rating
-from eval.arena.agreement import human_agreement
-from eval.arena.board_sections import human_sections
+from eval.arena.agreement import human_agreement, human_sections
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.commands.options import Shown, say, shows_sections
 from eval.commands.sampled import arena_samples, threshold_option
@@ -102,7 +101,7 @@ def rate_arena(**options: Any) -> Shown | None:
         path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
-        return {"people": asdict(agreement)}, list(human_sections(agreement))
+        return {"people": agreement}, list(human_sections(agreement))
 
     return _rate(
         options,

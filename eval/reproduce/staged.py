@@ -184,11 +184,8 @@ def _has(entry: Any, pair: str) -> bool:
 
 def figure_of(value: Any, more: float = 0.0) -> Figure | None:
     """A number, or a figure with its interval, and a number more."""
-    if isinstance(value, dict) and {"low", "high"} <= value.keys():
-        # Judges' lifts in their own case have a name of their own; an interval may be missing for want of memes.
-        found: Any = value.get("value", value.get("lift"))
-        ends = [found if value[end] is None else value[end] for end in ("low", "high")]
-        return Figure(*(more + float(one) for one in (found, *ends)))
+    if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
+        return Figure(*(more + float(value[end]) for end in ("value", "low", "high")))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Figure(*[more + float(value)] * 3)
     return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by
 from eval.arena.ranking.bradley_terry import K, NoMaximum, elo, fit, ratings, styled
+from eval.scores.measure import Figure
 
 RESAMPLES = 1000
 LEAST_MEMES = 6
@@ -26,8 +27,10 @@ _AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Ratings over resamples."""
+    """Ratings, and their spread over resamples."""
 
+    values: Floats
+    """Ratings by all battles, float of shape (models,)."""
     low: Floats | None
     """Lower ends of the 95 % intervals, float of shape (models,); None if they could not be computed."""
     high: Floats | None
@@ -35,6 +38,13 @@ class Spread:
     """Number of resamples without finite ratings, in which a model was undefeated."""
     draws: Floats
     """Ratings of each resample, float of shape (resamples with finite ratings, models)."""
+
+    @property
+    def figures(self) -> list[Figure] | list[float]:
+        """Ratings with their intervals, if these could be computed."""
+        if self.low is None or self.high is None:
+            return list(map(float, self.values))
+        return [Figure(*map(float, one)) for one in zip(self.values, self.low, self.high, strict=True)]
 
 
 def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
@@ -47,21 +57,24 @@ def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
 
 def tails(memes: int) -> tuple[float, float]:
     """Returns the percentiles that enclose 95 %, widened for small numbers of memes."""
+    # Imported here, as it is slow to import.
+    from scipy.stats import t
+
     if memes < 2:
         return 0.0, 100.0
     # The root corrects the bootstrap's variance, which divides by n instead of n - 1. Student's t replaces the normal
     # distribution, in whose percentiles the result is then expressed.
-    reach = np.sqrt(memes / (memes - 1)) * _students_t(memes - 1)
+    reach = np.sqrt(memes / (memes - 1)) * float(t.ppf(0.975, memes - 1))
     outside = 100 * NormalDist().cdf(-float(reach))
     return outside, 100 - outside
 
 
 def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Computes the spread of Bradley-Terry ratings over memes drawn with replacement.
+    """Computes Bradley-Terry ratings and their spread over memes drawn with replacement.
 
     Raises NotRanked: The table itself has no finite ratings.
     """
-    ratings(table, anchor=anchor)  # raises if there are no finite ratings
+    values = ratings(table, anchor=anchor)
     by_meme = wins_by(table, table.meme, table.memes)
     # Memes without a battle are not drawn: they would inflate the number of clusters.
     there = by_meme.any(axis=(1, 2))
@@ -78,11 +91,11 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
         tables = tables[connected(tables)]
         if len(tables):
             fitted.append(rated(fit(tables), anchor))
-    return _interval(np.concatenate(fitted) if fitted else np.zeros((0, n)), memes, resamples)
+    return _interval(values, np.concatenate(fitted) if fitted else np.zeros((0, n)), memes, resamples)
 
 
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Computes the spread of Elo ratings over memes drawn with replacement, in the order of the draw."""
+    """Computes Elo ratings and their spread over memes drawn with replacement, in the order of the draw."""
     rng = np.random.default_rng(seed)
     # Memes without a battle are not drawn, as in `spread`.
     present = np.unique(table.meme)
@@ -98,13 +111,14 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
         for row, order in enumerate(orders):
             padded[row, : len(order)] = order
         found.append(elo(table, padded, k=k))
-    return _interval(np.concatenate(found), len(present), resamples)
+    return _interval(elo(table, k=k), np.concatenate(found), len(present), resamples)
 
 
 def spread_styled(
     table: Battles, covariates: Floats, *, anchor: int | None = None, resamples: int = 200, seed: int = 0
 ) -> Spread:
-    """Computes the spread of ratings controlled for covariates."""
+    """Computes ratings controlled for covariates and their spread. Raises NoMaximum, NotRanked as :func:`styled`."""
+    values = styled(table, covariates, anchor=anchor)
     places = np.unique(table.meme, return_inverse=True)[1]
     memes = int(places.max()) + 1
     found = []
@@ -115,21 +129,14 @@ def spread_styled(
         except (NotRanked, NoMaximum):
             # It still counts as failed: _interval subtracts the results found from the resamples requested.
             continue
-    return _interval(np.array(found).reshape(-1, len(table.models)), memes, resamples)
+    return _interval(values, np.array(found).reshape(-1, len(table.models)), memes, resamples)
 
 
-def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
+def _interval(values: Floats, draws: Floats, memes: int, resamples: int) -> Spread:
     without = resamples - len(draws)
     # Resamples without finite ratings are the extreme ones. Percentiles of the others would be too narrow, without any
     # sign of it.
     if without > _MOST_WITHOUT * resamples or memes < 2:
-        return Spread(low=None, high=None, without=without, draws=draws)
+        return Spread(values, low=None, high=None, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)
-    return Spread(low=low, high=high, without=without, draws=draws)
-
-
-def _students_t(freedom: int) -> float:
-    """Returns the 97.5th percentile of Student's t."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, freedom))
+    return Spread(values, low=low, high=high, without=without, draws=draws)

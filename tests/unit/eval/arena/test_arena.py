@@ -5,12 +5,13 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from court.errors import BadRequest, ModelRefused, Unavailable
-from eval.arena.boards import Estimate, board_of
+from eval.arena.boards import board_of
 from eval.arena.events import Answered, AnyEvent, FusionBegun, FusionRound, Judged, MemeLeftOut, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.groups import boards_by
@@ -20,9 +21,10 @@ from eval.arena.run import estimated_calls
 from eval.arena.settings import ArenaSettings, arena_settings, read_criteria
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.words import Relevance, Setting, Verdict, words_of
-from eval.commands.arena import PAGE, _links, figures_of
+from eval.commands.arena import PAGE, _links
 from eval.models.metered import BudgetSpent
 from eval.reports.sections import as_page
+from eval.scores.measure import Figure
 from eval.session.directory import json_line
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, THREE, Arena, ArenaModel, fails_after, on_disk, output_of
 from tests.support.arena_world import data as data
@@ -71,7 +73,7 @@ def test_ranking_recovers_known_strengths_within_its_intervals(finished_arena):
         names = [row.model for row in one.rows]
         inversions = sum(STRENGTHS[a] < STRENGTHS[b] for a, b in itertools.combinations(names, 2))
         assert inversions <= 1, (one.dimension, names)
-    overall = board.board("overall")
+    overall = board.overall
     assert overall.rows[0].model == "ash" and overall.rows[0].rating.low > 1000 > overall.rows[-1].rating.high
     assert sum(row.rating.value for row in overall.rows) == pytest.approx(5000)
     for row in overall.rows:
@@ -84,7 +86,7 @@ def test_terminal_report_matches_the_golden_file(tmp_path, request):
     arena = Arena(tmp_path, memes=6, voices=voices, bias=True, bias_tasks=18, swapped=True)
     arena.hold()
     board = leaderboard(tmp_path)
-    check_figures(request, "arena", json.loads(json.dumps(figures_of(board))))
+    check_figures(request, "arena", json.loads(json.dumps(board.figures, default=asdict)))
     report = board_text(board) + "\n"
     if request.config.getoption("--write-golden"):
         GOLDEN.write_text(report, "utf-8")
@@ -227,23 +229,24 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
     arena.plan = {"references": {"m1": HumanReference(meme="m1", reasoning="People wrote this.")}}
     arena.hold()
     board = leaderboard(tmp_path)
-    report = board.bias
+    report = board.figures["bias"]
     honest = Arena(tmp_path / "honest", memes=8, bias=True, bias_tasks=24)
     honest.plan = arena.plan
     honest.hold()
-    by_setting = {one.setting: one for one in report.settings}
+    by_setting = {one["setting"]: one for one in report["settings"]}
     assert list(by_setting) == list(Setting)
     for setting in (Setting.FUSED, Setting.OWN, Setting.NONE):
         one = by_setting[setting]
-        assert [case.judge for case in one.own_cases if case.favours_itself] == ["cedar"]
-        guilty = next(case for case in one.own_cases if case.judge == "cedar")
-        assert guilty.lift > 0.25 and guilty.own > guilty.others
+        assert [case["judge"] for case in one["own_cases"] if case["favours_itself"]] == ["cedar"]
+        guilty = next(case for case in one["own_cases"] if case["judge"] == "cedar")
+        assert guilty["lift"].value > 0.25 and guilty["own"] > guilty["others"]
     # Favouring itself is the only thing that cedar does otherwise: without own cases the rankings are the same.
-    for one, other in zip(report.settings, leaderboard(tmp_path / "honest").bias.settings, strict=True):
-        for judge, same in zip(one.judges, other.judges, strict=True):
-            assert (judge.ndcg, judge.tau, judge.chance) == (same.ndcg, same.tau, same.chance)
-        assert one.own_lift > other.own_lift
-    assert by_setting[Setting.HUMAN].battles == 3 * 3 * 3  # one meme has a reference: tasks, pairs, judges
+    fair = leaderboard(tmp_path / "honest").figures["bias"]["settings"]
+    for one, other in zip(report["settings"], fair, strict=True):
+        for judge, same in zip(one["judges"], other["judges"], strict=True):
+            assert all(judge[name] == same[name] for name in ("ndcg", "tau", "chance"))
+        assert one["own_lift"] > other["own_lift"]
+    assert by_setting[Setting.HUMAN]["battles"] == 3 * 3 * 3  # one meme has a reference: tasks, pairs, judges
     # Every setting has the same battles in the same order.
     battles_by_setting = {
         setting: {
@@ -259,10 +262,10 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
         == battles_by_setting[Setting.NONE]
         > battles_by_setting[Setting.HUMAN]
     )
-    assert [size.size for size in report.sizes] == [1, 2, 3] and report.sizes[-1].ndcg == pytest.approx(1)
-    assert report.sizes[0].ndcg < report.sizes[-1].ndcg
+    one, _, three = report["sizes"]
+    assert (one["size"], three["size"]) == (1, 3) and one["ndcg"] < three["ndcg"] == pytest.approx(1)
     # In the ranking no judge judges its own battles, so that the bias has no effect on it.
-    assert [row.model for row in board.board("overall").rows].index("cedar") >= 2
+    assert [row.model for row in board.overall.rows].index("cedar") >= 2
     assert "cedar (+" in board_text(board)
 
 
@@ -275,9 +278,9 @@ def test_missing_answers_are_counted_and_fight_no_battle(tmp_path):
     fought = events_of_kind(events, Judged)
     assert not [b for b in fought if "ash" in (b.a, b.b) and b.meme != "m3"]
     board = leaderboard(arena.root)
-    assert board.board("overall").battles == len(fought) == 4 * 3 * 3 - 18
+    assert board.overall.battles == len(fought) == 4 * 3 * 3 - 18
     assert arena.folder.spent()["ash"].unusable == 9
-    assert next(t for t in board.targets if t.model == "ash").unanswered == {"REPLY_MALFORMED": 9}
+    assert next(t for t in board.figures["targets"] if t["model"] == "ash")["unanswered"] == {"REPLY_MALFORMED": 9}
 
 
 def test_unusable_replies_of_judge_or_controller_drop_battles_or_memes(tmp_path):
@@ -305,17 +308,17 @@ def test_unusable_replies_of_judge_or_controller_drop_battles_or_memes(tmp_path)
     assert set(unjudged) == {("beech", "REPLY_MALFORMED")}
     assert {judge for judge, _ in no_replies(events, "merging")} <= {"cedar"}
     board = leaderboard(tmp_path)
-    assert board.references == {"fused": len(events_of_kind(events, Judged))}
-    assert board.memes == 1 and board.left_out == {"REPLY_MALFORMED": 1}
+    assert board.figures["references"] == {"fused": len(events_of_kind(events, Judged))}
+    assert board.figures["memes"] == 1 and board.figures["left_out"] == {"REPLY_MALFORMED": 1}
     assert len(events_of_kind(events, Judged)) + unjudged.total() == 9
-    assert next(t for t in board.targets if t.model == "beech").unjudged == unjudged.total()
+    assert next(t for t in board.figures["targets"] if t["model"] == "beech")["unjudged"] == unjudged.total()
 
 
 def test_undefeated_model_leaves_win_rates_and_elo_without_ratings(tmp_path):
     far = {"ash": 180.0, "beech": 90.0, "cedar": 0.0}
     Arena(tmp_path, memes=6, strengths=far, judges=["ash", "cedar"]).hold()
     board = leaderboard(tmp_path)
-    overall = board.board("overall")
+    overall = board.overall
     assert "no finite ratings" in overall.not_ranked and "(ash; beech; cedar)" in overall.not_ranked
     assert [(row.model, row.rating, row.first) for row in overall.rows] == [(name, None, None) for name in far]
     first, *_, last = overall.rows
@@ -346,7 +349,7 @@ def test_judges_choosing_by_position_give_no_ranking(tmp_path, verdict, place, s
     voices = {name: ArenaModel(name, THREE, says=always(verdict)) for name in THREE}
     Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=swapped).hold()
     board = leaderboard(tmp_path)
-    overall = board.board("overall")
+    overall = board.overall
     assert f"No ranking: the answer shown {place} won" in overall.not_ranked
     assert ("both orders" in overall.not_ranked) is not swapped, (
         "the advice to judge in both orders is only for those who did not"
@@ -374,7 +377,7 @@ def test_judges_contradicting_themselves_in_both_orders_give_no_ranking(tmp_path
 
     voices = {name: ArenaModel(name, THREE, says=says) for name in THREE}
     Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=True).hold()
-    assert "a coin could have given too" in leaderboard(tmp_path).board("overall").not_ranked
+    assert "a coin could have given too" in leaderboard(tmp_path).overall.not_ranked
 
 
 def test_panel_votes_are_pooled_or_joined(tmp_path):
@@ -382,7 +385,7 @@ def test_panel_votes_are_pooled_or_joined(tmp_path):
     arena.hold()
     fought = events_of_kind(arena.folder.events(), Judged)
     board = leaderboard(tmp_path)
-    joint = board.board("overall")
+    joint = board.overall
     pooled = arena.manifest().model_copy(update={"settings": arena.settings.model_copy(update={"vote": "pool"})})
     assert board_of(pooled, arena.folder.events(), "overall").battles == 2 * joint.battles == 2 * 8 * 3 * 3
     won = Counter()
@@ -433,10 +436,10 @@ def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
     assert verdicts <= set(words_of(5).values()) and {Verdict.A_FAR, Verdict.B_FAR} <= verdicts
     assert not any("A reference" in text for text in texts_of(arena, {"why"}))
     board = leaderboard(tmp_path)
-    anchor = next(row for row in board.board("overall").rows if row.model == "cedar")
-    assert anchor.rating == Estimate(1000, 1000, 1000)
-    assert board.references == {"none": len(battles)}
-    share, both = board.consistent
+    anchor = next(row for row in board.overall.rows if row.model == "cedar")
+    assert anchor.rating == Figure(1000, 1000, 1000)
+    assert board.figures["references"] == {"none": len(battles)}
+    share, both = board.figures["consistent"]
     assert both == 8 * 3 * 4 and 0.5 < share < 1
     assert "Judged in both orders" in board_text(board)
 
@@ -473,7 +476,7 @@ def test_verdicts_on_single_rounds_are_stored_and_left_out_of_the_ranking(tmp_pa
     alone = [b for b in battles if b.study == "rounds"]
     # Three pairs of each question of two rounds; a question of one has nothing to be judged by itself.
     assert Counter((b.meme, b.round) for b in alone) == {(m, n): 3 for m in ("m1", "m3") for n in (1, 2)}
-    assert leaderboard(tmp_path).board("overall").battles == len(battles) - len(alone) == 12
+    assert leaderboard(tmp_path).overall.battles == len(battles) - len(alone) == 12
     first = [t for t in texts_of(arena, {"overall"}) if "Round 1." in t and "Round 2." not in t]
     assert sum("Who is shown?" in text and "And what follows?" not in text for text in first) == 6 + 6
     (by,) = boards_by(arena.folder.manifest(), arena.folder.events(), ("each-round",))

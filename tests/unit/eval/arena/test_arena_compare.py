@@ -92,7 +92,7 @@ def test_statistics_over_repeats_match_hand_calculation(repeats_root):
     assert together.seeds == (0, 1, 2) and ordered_by(together) == "rating" and not together.finished
     ratings = {model: row["rating"] for model, row in together.rows.items()}
     for name in THREE:
-        own = [next(r.rating.value for r in b.board("overall").rows if r.model == name) for b in boards]
+        own = [next(r.rating.value for r in b.overall.rows if r.model == name) for b in boards]
         assert ratings[name].values == tuple(own)
         assert ratings[name].mean == pytest.approx(np.mean(own))
         assert ratings[name].sd == pytest.approx(np.std(own, ddof=1)) and len(set(own)) > 1

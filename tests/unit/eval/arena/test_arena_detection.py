@@ -75,13 +75,13 @@ def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_are
         assert row.unlabelled == (row.model == "cedar") and row.labelled + row.unlabelled == 30
         assert row.accuracy.low <= row.accuracy.value <= row.accuracy.high
     board = leaderboard(finished_arena.root)
-    won = {row.model: row.win_rate for row in board.board("overall").rows}
+    won = {row.model: row.win_rate for row in board.overall.rows}
     assert {row.model: row.win_rate for row in report.rows} == pytest.approx(won)
     both = [(row.accuracy.value, row.win_rate) for row in report.rows]
     assert report.spearman.value == pytest.approx(spearmanr(*zip(*both, strict=True)).statistic)
     assert report.spearman.low <= report.spearman.value <= report.spearman.high
     # Labels do not change the ranking: they are no battles.
-    assert board.board("overall").battles == 30 * 3 * 3
+    assert board.overall.battles == 30 * 3 * 3
     # A model that wins in spite of wrong labels lowers the correlation.
     turned = [
         e.model_copy(update={"harmful": not e.harmful}) if isinstance(e, Detected) and e.target == "ash" else e

@@ -195,6 +195,8 @@ def test_group_without_finite_ratings_shows_win_rates_and_the_reason(tmp_path):
 
 def test_tags_are_stored_and_part_of_the_digest(by_language):
     tagged = next(event for event in by_language.folder.events() if event.kind == "TaskFormulated")
-    assert json.loads(json_line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).tasks == 80
+    assert (
+        json.loads(json_line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).figures["tasks"] == 80
+    )
     plain, about_tea = ([FixedTask(meme="m", rounds=("Who?",), tags=tags)] for tags in ({}, {"field": "tea"}))
     assert digest_of(plain) == digest_of(list(plain)) != digest_of(about_tea)

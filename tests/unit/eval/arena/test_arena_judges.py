@@ -10,12 +10,21 @@ from scipy.stats import kendalltau
 from sklearn.metrics import cohen_kappa_score
 
 from eval.arena.agreement import HumanVerdict, human_agreement, joint_scores
-from eval.arena.bias import bias_report, chance_ndcg, contrast_section, contrasts, kendall, ndcg
+from eval.arena.bias import bias_report, closeness, contrast_section, contrasts, ndcg
 from eval.arena.ranking.battles import SCALE, battles, wins
 from eval.arena.ranking.bradley_terry import finite_ratings, ratings
 from eval.arena.words import Setting, Verdict
 from eval.datasets.known import published_file
+from eval.scores.measure import Figure
 from tests.support.arena_world import judged
+
+
+def chance_ndcg(reference):
+    return closeness(reference, reference)["chance"]
+
+
+def kendall(ratings, reference):
+    return closeness(ratings, reference)["tau"]
 
 
 def scores(order):
@@ -117,21 +126,22 @@ def test_self_preference_is_measured_against_impartial_judges():
                 if judge == "b" and "b" in (one, other):
                     better = Verdict.A if one == "b" else Verdict.B
                 events.append(judged(meme, one, other, judge, better, study="bias"))
-    report = bias_report(events, "abc", "abc", resamples=200, seed=0)
-    (fused,) = report.settings
-    cases = {case.judge: case for case in fused.own_cases}
-    assert cases["b"].own == 1.0 and cases["b"].others == pytest.approx(0.5)
-    assert cases["b"].favours_itself and cases["b"].low > 0.2
-    assert cases["a"].lift == cases["c"].lift == 0.0
-    assert not cases["a"].favours_itself and not cases["c"].favours_itself
+    (fused,) = bias_report(events, "abc", "abc", (200, 0))["settings"]
+    cases = {case["judge"]: case for case in fused["own_cases"]}
+    assert cases["b"]["own"] == 1.0 and cases["b"]["others"] == pytest.approx(0.5)
+    assert cases["b"]["favours_itself"] and cases["b"]["lift"].low > 0.2
+    assert cases["a"]["lift"].value == cases["c"]["lift"].value == 0.0
+    assert not cases["a"]["favours_itself"] and not cases["c"]["favours_itself"]
     for memes, enough in ((2, False), (5, False), (6, True)):
         few = [event for event in events if int(event.meme[1:]) < memes]
-        (fused,) = bias_report(few, "abc", "abc", resamples=200, seed=0).settings
-        partial = next(case for case in fused.own_cases if case.judge == "b")
-        assert partial.lift > 0.2 and (partial.low is not None) == partial.favours_itself == enough
-    (alone,) = bias_report([e for e in events if e.judge == "b"], "abc", "abc", resamples=100, seed=0).settings
-    assert {alone.ndcg, alone.chance, alone.joint, alone.tau} == {None}, "nobody to compare with is no full marks"
-    assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", resamples=100, seed=0) is None
+        (fused,) = bias_report(few, "abc", "abc", (200, 0))["settings"]
+        partial = next(case for case in fused["own_cases"] if case["judge"] == "b")
+        assert partial["own"] - partial["others"] > 0.2
+        assert isinstance(partial["lift"], Figure) == partial["favours_itself"] == enough
+    (alone,) = bias_report([e for e in events if e.judge == "b"], "abc", "abc", (100, 0))["settings"]
+    means = {alone[name] for name in ("ndcg", "chance", "joint", "tau")}
+    assert means == {None}, "nobody to compare with is no full marks"
+    assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", (100, 0)) is None
 
 
 def test_larger_panels_approach_the_full_panel():
@@ -142,12 +152,13 @@ def test_larger_panels_approach_the_full_panel():
         for judge in ("j1", "j2", "j3", "j4", "j5")
         for one, other in itertools.combinations("abcde", 2)
     ]
-    report = bias_report(events, "abcde", ("j1", "j2", "j3", "j4", "j5"), resamples=100, seed=0)
-    sizes = {size.size: size for size in report.sizes}
-    assert [sizes[n].panels for n in range(1, 6)] == [5, 10, 10, 5, 1]
-    assert sizes[5].ndcg == pytest.approx(1) and sizes[5].tau == pytest.approx(1)
-    assert sizes[1].tau < sizes[3].tau <= sizes[5].tau
-    assert not report.settings[0].own_cases  # none of them fights
+    report = bias_report(events, "abcde", ("j1", "j2", "j3", "j4", "j5"), (100, 0))
+    ndcgs, taus, chances = ([size[name] for size in report["sizes"]] for name in ("ndcg", "tau", "chance"))
+    assert [(size["size"], size["panels"]) for size in report["sizes"]] == [(1, 5), (2, 10), (3, 10), (4, 5), (5, 1)]
+    assert ndcgs[-1] == pytest.approx(1) and taus[-1] == pytest.approx(1)
+    assert taus[0] < taus[2] <= taus[-1]
+    (panel,) = report["settings"]
+    assert not panel["own_cases"]  # none of them fights
     # MemeArena's reference, recomputed: the majority of five votes wins the battle.
     votes = {}
     for event in events:
@@ -155,16 +166,16 @@ def test_larger_panels_approach_the_full_panel():
     won = dict.fromkeys("abcde", 0)
     for (_, one, other), ballots in votes.items():
         won[one if sum(ballots) > 2 else other] += 1
-    for agreement in report.settings[0].judges:
+    for agreement in panel["judges"]:
         own = dict.fromkeys("abcde", 0)
         for event in events:
-            if event.judge == agreement.judge:
+            if event.judge == agreement["judge"]:
                 own[event.a if event.verdicts["overall"] is Verdict.A else event.b] += 1
-        assert agreement.joint == pytest.approx(ndcg(own, won))
-        assert agreement.joint_tau == pytest.approx(kendalltau(list(own.values()), list(won.values())).statistic)
-        assert agreement.joint_chance == pytest.approx(chance_ndcg(won))
-    assert report.settings[0].joint > report.settings[0].ndcg, "a judge agrees with itself"
-    assert 0.6 < sizes[1].chance < 1 and sizes[1].chance == pytest.approx(sizes[5].chance)
+        assert agreement["joint"] == pytest.approx(ndcg(own, won))
+        assert agreement["joint_tau"] == pytest.approx(kendalltau(list(own.values()), list(won.values())).statistic)
+        assert agreement["joint_chance"] == pytest.approx(chance_ndcg(won))
+    assert panel["joint"] > panel["ndcg"], "a judge agrees with itself"
+    assert 0.6 < chances[0] < 1 and chances[0] == pytest.approx(chances[-1])
 
 
 def test_agreement_of_panels_with_people_matches_hand_counts():
@@ -180,16 +191,16 @@ def test_agreement_of_panels_with_people_matches_hand_counts():
         for number in range(4)
         for who in "pq"
     ]
-    one, two, three = human_agreement(events, people).panels
-    assert (one.size, one.panels, one.battles) == (1, 3, pytest.approx(10 / 3))
-    assert one.accuracy == pytest.approx((3 / 4 + 1 / 3 + 2 / 3) / 3)
-    assert (one.lowest, one.highest) == (pytest.approx(1 / 3), pytest.approx(3 / 4))
+    one, two, three = human_agreement(events, people)["panels"]
+    assert (one["size"], one["panels"], one["battles"]) == (1, 3, pytest.approx(10 / 3))
+    assert one["accuracy"] == pytest.approx((3 / 4 + 1 / 3 + 2 / 3) / 3)
+    assert (one["lowest"], one["highest"]) == (pytest.approx(1 / 3), pytest.approx(3 / 4))
     # Two that differ make a tie, unlike people: j and k agree on a once, j and l once, k and l never.
-    assert (two.panels, two.accuracy) == (3, pytest.approx((1 / 3 + 1 / 3 + 0) / 3))
-    assert (three.panels, three.battles, three.accuracy) == (1, 3, pytest.approx(2 / 3))
-    assert three.kappa is None or three.kappa <= 0
+    assert (two["panels"], two["accuracy"]) == (3, pytest.approx((1 / 3 + 1 / 3 + 0) / 3))
+    assert (three["panels"], three["battles"], three["accuracy"]) == (1, 3, pytest.approx(2 / 3))
+    assert three["kappa"] is None or three["kappa"] <= 0
     alone = [event for event in events if event.judge == "j"]
-    assert human_agreement(alone, people).panels == ()
+    assert human_agreement(alone, people)["panels"] == []
 
 
 def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
@@ -222,16 +233,16 @@ def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
         human("m7", "p", "one"),
     ]
     found = human_agreement(events, humans)
-    assert (found.battles, found.even) == (3, 2)
-    assert found.accuracy.value == pytest.approx(2 / 3)
-    j, k = found.judges
-    assert (j.judge, j.accuracy.value) == ("j", pytest.approx(3 / 4))
-    assert (k.judge, k.accuracy.value, k.kappa.n) == ("k", pytest.approx(1 / 2), 2)
+    assert (found["battles"], found["even"]) == (3, 2)
+    assert found["accuracy"].value == pytest.approx(2 / 3)
+    j, k = found["judges"]
+    assert (j["judge"], j["accuracy"].value) == ("j", pytest.approx(3 / 4))
+    assert (k["judge"], k["accuracy"].value, k["kappa"].n) == ("k", pytest.approx(1 / 2), 2)
     expected = cohen_kappa_score(["first", "tie", "second"], ["first", "tie", "first"])
-    assert found.kappa.value == pytest.approx(expected)
-    assert found.people.n == 3  # m1, m2 and m5 were judged by several
+    assert found["kappa"].value == pytest.approx(expected)
+    assert found["people"].n == 3  # m1, m2 and m5 were judged by several
     without_people = human_agreement(events, [])
-    assert without_people.accuracy is None and without_people.kappa.value is None
+    assert without_people["accuracy"] is None and without_people["kappa"].value is None
 
 
 MODELS = ("a", "b", "c", "d")
@@ -253,21 +264,23 @@ def study(shift, *, memes=40, seed=0):
     return events
 
 
-def contrast_of(events, **more):
-    (found,) = contrasts(events, MODELS, FAMILIES, resamples=300, seed=0, **more)
-    return found, {(one.judge, one.target): one for one in found.shifts}
+def contrast_of(events):
+    (found,) = contrasts(events, MODELS, FAMILIES, (300, 0))
+    return found, {(one["judge"], one["target"]): one for one in found["shifts"]}
 
 
 def test_only_the_family_favouring_judge_is_detected():
     found, shifts = contrast_of(study(2.0))
-    assert (found.one, found.other, found.battles) == (Setting.OWN, Setting.FUSED, 40 * 2 * 6)
+    assert (found["one"], found["other"], found["battles"]) == (Setting.OWN, Setting.FUSED, 40 * 2 * 6)
     for target in MODELS:
-        assert shifts["b", target].points.value == 0 == shifts["b", target].points.high
-        assert shifts["a", target].sure and (shifts["a", target].points.value > 0) == (FAMILIES[target] == "x")
-    assert {key for key, one in shifts.items() if one.own_family} == {("a", "a"), ("a", "c"), ("b", "b")}
+        assert shifts["b", target]["points"] == Figure(0, 0, 0)
+        assert shifts["a", target]["sure"]
+        assert (shifts["a", target]["points"].value > 0) == (FAMILIES[target] == "x")
+    assert {key for key, one in shifts.items() if one["own_family"]} == {("a", "a"), ("a", "c"), ("b", "b")}
     # a's family gains about four times the shift in log-odds (two on each side); b's gains nothing.
-    a = np.mean([shifts["a", t].points.value for t in "ac"]) - np.mean([shifts["a", t].points.value for t in "bd"])
-    assert found.own_family.value == pytest.approx(a / 2) and found.own_family.low > 0
+    own, others = (np.mean([shifts["a", target]["points"].value for target in some]) for some in ("ac", "bd"))
+    a = own - others
+    assert found["own_family"].value == pytest.approx(a / 2) and found["own_family"].low > 0
     assert 0.5 * 2 * SCALE < a < 1.7 * 2 * SCALE
     section = contrast_section(found, MODELS)
     assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
@@ -279,28 +292,28 @@ def test_only_the_family_favouring_judge_is_detected():
 
 def test_equal_verdicts_show_no_shift_and_spread_is_that_of_ratings():
     found, shifts = contrast_of(study(0.0))
-    assert all(one.points.value == one.points.low == one.points.high == 0 and not one.sure for one in shifts.values())
-    assert found.wider.value == 0 and found.own_family.value == 0
+    assert all(one["points"] == Figure(0, 0, 0) and not one["sure"] for one in shifts.values())
+    assert found["wider"].value == 0 and found["own_family"].value == 0
     fused = [event for event in study(0.0) if event.setting is Setting.FUSED]
     tables = (
         battles(MODELS, [(e.a, e.b, e.verdicts["overall"].score, e.meme) for e in fused if e.judge == judge])
         for judge in "ab"
     )
     by_hand = np.mean([np.std(finite_ratings(wins(table))) for table in tables])
-    assert found.spread == found.other_spread == pytest.approx(by_hand)
+    assert found["spread"] == found["other_spread"] == pytest.approx(by_hand)
     wider, _ = contrast_of(study(2.0))
-    assert wider.wider.value == pytest.approx(wider.spread - wider.other_spread) and wider.wider.low > 0
+    assert wider["wider"].value == pytest.approx(wider["spread"] - wider["other_spread"]) and wider["wider"].low > 0
 
 
 def test_only_battles_judged_under_both_settings_are_compared():
     events = study(1.0)
     fewer = [e for e in events if e.setting is Setting.FUSED or e.meme < "m2"]
     found, _ = contrast_of(fewer)
-    assert found.battles == 6 * 2 * len({e.meme for e in fewer if e.setting is Setting.OWN})
-    assert contrasts([], MODELS, FAMILIES, resamples=10, seed=0) == ()
-    assert contrasts([e for e in events if e.setting is Setting.OWN], MODELS, FAMILIES, resamples=10, seed=0) == ()
-    alone = contrasts(events, MODELS, dict.fromkeys(MODELS, "x"), resamples=10, seed=0)
-    assert alone[0].own_family is None, "with a single family there is nothing to compare"
+    assert found["battles"] == 6 * 2 * len({e.meme for e in fewer if e.setting is Setting.OWN})
+    assert contrasts([], MODELS, FAMILIES, (10, 0)) == []
+    assert contrasts([e for e in events if e.setting is Setting.OWN], MODELS, FAMILIES, (10, 0)) == []
+    alone = contrasts(events, MODELS, dict.fromkeys(MODELS, "x"), (10, 0))
+    assert alone[0]["own_family"] is None, "with a single family there is nothing to compare"
 
 
 @pytest.mark.slow
@@ -317,6 +330,6 @@ def test_intervals_have_their_nominal_coverage():
                     verdict = Verdict.A if rng.random() < 1 / (1 + np.exp(suits[j] - suits[i])) else Verdict.B
                     two = (MODELS[i], MODELS[j])
                     events.append(judged(f"m{number}", *two, judge, verdict, study="bias", setting=setting))
-        (found,) = contrasts(events, MODELS, FAMILIES, resamples=400, seed=seed)
-        covered += [not one.sure for one in found.shifts]
+        (found,) = contrasts(events, MODELS, FAMILIES, (400, seed))
+        covered += [not one["sure"] for one in found["shifts"]]
     assert 0.93 <= np.mean(covered) <= 0.97

@@ -100,7 +100,7 @@ def test_planted_faults_are_found_and_shares_add_up(finished_arena):
     assert report.errors.n == len(again) and report.errors.observed == 1 and report.unexplained == 0
     # A second run makes no calls, and the leaderboard is unchanged.
     assert not any(model.asked for model in explain(finished_arena, losses, second="lark").values())
-    assert leaderboard(finished_arena.root).board("overall").battles == 10 * 3 * 3
+    assert leaderboard(finished_arena.root).overall.battles == 10 * 3 * 3
 
 
 def test_aspects_that_verdicts_reveal_need_no_model_call(finished_arena):

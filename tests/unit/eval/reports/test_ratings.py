@@ -274,7 +274,9 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
     assert sum(one["kappa"]["n"] * one["accuracy"]["value"] for one in people["judges"]) == pytest.approx(sum(hits))
     # The arena itself reads what the sheet makes: the same figures, and repeats count once.
     verdicts = read_lines(tmp_path / "b.humans.jsonl", HumanVerdict)
-    assert len(verdicts) == 60 < len(rows) and human_agreement(finished_arena.folder.events(), verdicts).battles == 60
+    assert (
+        len(verdicts) == 60 < len(rows) and human_agreement(finished_arena.folder.events(), verdicts)["battles"] == 60
+    )
     shown = output_of("arena", "--report", "--out", out, "--humans", tmp_path / "b.humans.jsonl")
     assert "Panel and people" in shown and f"{100 * np.mean(hits):.1f} [" in shown
 
