@@ -24,19 +24,16 @@ vectors of all queries, so that only the library is measured.
 import asyncio
 import hashlib
 import itertools
-import math
 import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -117,18 +114,6 @@ def drawn_meme(number: int) -> LabelledMeme:
     )
 
 
-def drawn_library(root: Path, rows: Floats, encoder: EncoderIdentity) -> Library:
-    """Builds a library of generated memes."""
-    tuning = Tuning(
-        alpha=0.5,
-        vote=VoteSettings(k=TALLY, tau=0.1, prior=0.5),
-        floors=MinSimilarity(text=0.3, picture=0.5),
-        calibration=Calibration(method="defaults", n=0, majority=0.5),
-    )
-    memes = map(drawn_meme, range(len(rows)))
-    return Library.create(root, name="drawn", encoder=encoder, memes=memes, rows=rows, tuning=tuning)
-
-
 async def find(finder: LibraryFinder, number: int) -> Findings:
     """Searches as a trial does, for the meme that the encoder knows by this number."""
     # The encoder treats the number as the meme: no picture is decoded.
@@ -143,16 +128,15 @@ _OFFERED = 600
 _ROUNDS = 3
 
 
-def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
+def library(*, memes: int, seconds: float) -> Result:
     """Measures a library: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory."""
     with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
         root = Path(folder) / "library"
-        figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
-        answers = [in_fresh_process(answer, root) for _ in range(3)]
-        figures |= {name: statistics.median(each[name] for each in answers) for name in answers[0]}
-        figures |= in_fresh_process(memory, root) | in_fresh_process(changes, root, seconds)
+        write(root, memes)
+        opened = statistics.median(in_fresh_process(open_to_answer, root) for _ in range(3))
+        figures = in_fresh_process(memory, root) | in_fresh_process(changes, root, seconds)
     return Result(
-        figures=figures,
+        figures={"open_to_answer_over_numpy": opened, **figures},
         goals={
             "memory_over_vectors": "<= 1.15",
             "memory_with_fast_stage_over_vectors": "<= 1.15",
@@ -163,15 +147,27 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
     )
 
 
-def _write(root: Path, memes: int) -> None:
-    file = root.with_name("drawn.npy")
+def write(root: Path, memes: int) -> None:
+    """Builds a library of generated memes, with the file of the search's fast stage."""
+    file, encoder = root.with_name("drawn.npy"), _encoder()
     # On disk: a million rows are 4 GB, which this process should not hold in memory while others are measured.
     rows = np.lib.format.open_memmap(file, "w+", np.float32, (memes, 2 * DIM))
-    encoder = _encoder()
-    drawn_library(root, drawn(memes, seed=0, into=rows), encoder.identity)
+    tuning = Tuning(
+        alpha=0.5,
+        vote=VoteSettings(k=TALLY, tau=0.1, prior=0.5),
+        floors=MinSimilarity(text=0.3, picture=0.5),
+        calibration=Calibration(method="defaults", n=0, majority=0.5),
+    )
+    Library.create(
+        root,
+        name="drawn",
+        encoder=encoder.identity,
+        memes=map(drawn_meme, range(memes)),
+        rows=drawn(memes, seed=0, into=rows),
+        tuning=tuning,
+    )
     file.unlink()
-    # Makes the fast stage, which is read from its file from now on.
-    finder = LibraryFinder(Library.open(root, encoder.identity), encoder)
+    finder = _opened(root)
     finder.warm()
     finder.close()
 
@@ -190,41 +186,36 @@ def _ask(finder: LibraryFinder, number: int = 0) -> None:
     assert len(asyncio.run(find(finder, number)).tally) == TALLY
 
 
-def answer(root: Path) -> dict[str, float]:
-    """Times opening to the first answer, with warming, and numpy mapping and scanning the same vectors."""
+def open_to_answer(root: Path) -> float:
+    """Returns the time of opening, warming and a first answer over that of mapping and scanning the same vectors."""
     encoder = _encoder()
     vectors = Library.open(root, encoder.identity, check=Check.LATER).directory / VECTORS
     query = drawn(1, seed=1)[0]
-    numpy_s = seconds_of(lambda: _with_numpy(vectors, query))
+    numpy_s = seconds_of(lambda: np.argpartition(np.load(vectors, mmap_mode="r") @ query, -TALLY)[-TALLY:])
     began = time.perf_counter()
     finder = LibraryFinder(Library.open(root, encoder.identity, check=Check.LATER), encoder)
     finder.warm()
     _ask(finder)
     ours_s = time.perf_counter() - began
     finder.close()
-    return {"open_to_answer_over_numpy": ours_s / numpy_s, "open_to_answer_s": ours_s}
-
-
-def _with_numpy(vectors: Path, query: Floats) -> NDArray[np.intp]:
-    """Finds the rows nearest to a query in the same file, in the simplest way."""
-    scores = np.load(vectors, mmap_mode="r") @ query
-    return np.argpartition(scores, -TALLY)[-TALLY:]
+    return ours_s / numpy_s
 
 
 def memory(root: Path) -> dict[str, float]:
     """Measures resident memory once all rows were searched, and with the fast stage."""
     finder = _opened(root)
     vectors = finder.searched.manifest.files[VECTORS].size
-    # Each search scans all rows, so that every page of the vectors is in memory when the figures are read.
-    for number in range(5):
-        _ask(finder, number)
-    resident = psutil.Process().memory_info()
-    finder.warm()
-    for number in range(5):
-        _ask(finder, number)
-    fast = psutil.Process().memory_info()
+    resident = []
+    for with_fast_stage in (False, True):
+        if with_fast_stage:
+            finder.warm()
+        # Each search scans all rows, so that every page of the vectors is in memory when the figures are read.
+        for number in range(5):
+            _ask(finder, number)
+        resident.append(psutil.Process().memory_info().rss)
     finder.close()
-    return {"memory_over_vectors": resident.rss / vectors, "memory_with_fast_stage_over_vectors": fast.rss / vectors}
+    names = ("memory_over_vectors", "memory_with_fast_stage_over_vectors")
+    return {name: rss / vectors for name, rss in zip(names, resident, strict=True)}
 
 
 def changes(root: Path, seconds: float) -> dict[str, float]:
@@ -234,50 +225,39 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
     for number in range(5):
         _ask(finder, number)
     writer = LibraryWriter(finder.searched)
-    memes = writer.library.counts.memes
-    quiet: list[float] = []
-    busy: list[float] = []
-    adds, appends = _Work(threads=_ADDERS, pause_s=_ADDERS / _OFFERED), _Work(threads=1)
-    for round_ in range(_ROUNDS):
-        quiet += asyncio.run(_searched(finder, seconds))
-        with adds.concurrently(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
-            busy += asyncio.run(_searched(finder, seconds, writer))
-        # The average size that one add writes to the journal.
-        record = bytes(writer.library.pointer.journal_size // adds.done)
-        with root.with_name("plain").open("ab", buffering=0) as plain, appends.concurrently(_appending(plain, record)):
-            asyncio.run(_searched(finder, seconds))
-    # Reopened: acknowledged adds must be on disk and not only in this process.
-    now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
-    assert now.counts.memes == memes + adds.done
-    assert finder.searched.counts.memes > memes
-    finder.close()
-    p99, p99_busy = np.percentile(quiet, 99), np.percentile(busy, 99)
-    return {
-        "adds_over_appends": adds.per_s / appends.per_s,
-        "adds_per_s": adds.per_s,
-        "search_p99_ms": 1000 * float(p99),
-        "search_p99_over_undisturbed": float(p99_busy / p99),
-    }
+    before = writer.library.counts.memes
+    numbers = itertools.count(before)
+    # Each added vector is another one: among equal vectors, a search would look at all.
+    vectors = drawn(round(_OFFERED * seconds * _ROUNDS) + _ADDERS, seed=2)
 
+    def add() -> None:
+        number = next(numbers)
+        writer.add(drawn_meme(number), vectors[number % len(vectors)], None, who="the benchmark", why="to measure")
 
-def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int], None]:
-    """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all."""
-
-    def add(number: int) -> None:
-        meme, vector = drawn_meme(memes + number), vectors[number % len(vectors)]
-        writer.add(meme, vector, None, who="the benchmark", why="to measure")
-
-    return add
-
-
-def _appending(plain: FileIO, record: bytes) -> Callable[[int], None]:
-    """Returns a function that appends a record and syncs it to disk."""
-
-    def append(_: int) -> None:
+    def append() -> None:
         plain.write(record)
         os.fsync(plain.fileno())
 
-    return append
+    quiet: list[float] = []
+    busy: list[float] = []
+    adds: list[float] = []
+    appends: list[float] = []
+    with root.with_name("plain").open("ab", buffering=0) as plain:
+        for _ in range(_ROUNDS):
+            quiet += asyncio.run(_searched(finder, seconds))
+            times, rate = _while_repeating(add, finder, seconds, writer, threads=_ADDERS, pause_s=_ADDERS / _OFFERED)
+            busy += times
+            adds.append(rate)
+            # The average size that one add writes to the journal.
+            record = bytes(writer.library.pointer.journal_size // (writer.library.counts.memes - before))
+            appends.append(_while_repeating(append, finder, seconds)[1])
+    # Reopened: acknowledged adds must be on disk and not only in this process.
+    now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
+    assert now.counts.memes == next(numbers)
+    assert finder.searched.counts.memes > before
+    finder.close()
+    p99, p99_busy = (float(np.percentile(times, 99)) for times in (quiet, busy))
+    return {"adds_over_appends": sum(adds) / sum(appends), "search_p99_over_undisturbed": p99_busy / p99}
 
 
 async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter | None = None) -> list[float]:
@@ -300,43 +280,33 @@ async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter
     return times
 
 
-@dataclass(slots=True)
-class _Work:
-    """Work that threads do during searches."""
+def _while_repeating(
+    work: Callable[[], None],
+    finder: LibraryFinder,
+    seconds: float,
+    writer: LibraryWriter | None = None,
+    *,
+    threads: int = 1,
+    pause_s: float = 0.0,
+) -> tuple[list[float], float]:
+    """Searches while threads repeat some work; returns the times of searches, and how often a second it was done."""
+    stop, began = threading.Event(), time.perf_counter()
 
-    threads: int
-    pause_s: float = 0.0
-    """Between two times of one thread."""
-    done: int = 0
-    seconds: float = 0.0
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    def repeat() -> int:
+        done = 0
+        while not stop.wait(pause_s):
+            work()
+            done += 1
+        return done
 
-    @property
-    def per_s(self) -> float:
-        """Returns the achieved rate, in times per second."""
-        return self.done / self.seconds
-
-    @contextmanager
-    def concurrently(self, do: Callable[[int], None]) -> Iterator[None]:
-        """Repeats the work while the block lasts, each time with a unique number."""
-        stop, began = threading.Event(), time.perf_counter()
-
-        def work() -> int:
-            done = 0
-            while not stop.wait(self.pause_s):
-                do(next(self._numbers))
-                done += 1
-            return done
-
-        with ThreadPoolExecutor(self.threads) as threads:
-            working = [threads.submit(work) for _ in range(self.threads)]
-            try:
-                yield
-            finally:
-                stop.set()
-        # An error in a thread is raised here: its work would be missing from the rate.
-        self.done += sum(each.result() for each in working)
-        self.seconds += time.perf_counter() - began
+    with ThreadPoolExecutor(threads) as pool:
+        repeating = [pool.submit(repeat) for _ in range(threads)]
+        try:
+            times = asyncio.run(_searched(finder, seconds, writer))
+        finally:
+            stop.set()
+    # An error in a thread is raised here: its work would be missing from the rate.
+    return times, sum(each.result() for each in repeating) / (time.perf_counter() - began)
 
 
 # Includes both ends, where one half has no weight.
@@ -354,11 +324,25 @@ def search(*, memes: int = 1_000_000, queries: int = 6, seconds: float = 15.0) -
 
 
 def _compared(memes: int, queries: int) -> Result:
-    rows, drawn_queries = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
-    figures = _among_some(rows[: memes // 10], drawn_queries[:queries]) | _among_many(rows, drawn_queries)
-    recalls = [name for name in figures if name.startswith("recall_")]
+    rows, asked = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
+    some = rows[: memes // 10]
+    timed = _timed([partial(nearest, FusedIndex(some, DIM)), partial(_product, some)], asked[:queries], alpha=0.5)
+    figures = medians(timed, numpy_over_ours_100k=lambda ours, product: product[0] / ours[0])
+    fast = partial(nearest, FusedIndex(rows, DIM, CandidateIndex.build(rows, DIM)))
+    ways = [fast, partial(nearest, FusedIndex(rows, DIM)), partial(knn, rows)]
+    many: list[Sequence[Any]] = []
+    recalls: dict[str, float] = {}
+    for alpha, batch in zip(_ALPHAS, np.split(asked, len(_ALPHAS)), strict=True):
+        timed = _timed(ways, batch, alpha)
+        recalls[f"recall_{alpha}"] = statistics.mean(recall(ours[1], scanned[1]) for ours, scanned, _ in timed)
+        many += timed
+    figures |= medians(
+        many,
+        exact_over_knn_1m=lambda _, scanned, by_knn: scanned[0] / by_knn[0],
+        two_stage_over_knn_1m=lambda ours, _, by_knn: ours[0] / by_knn[0],
+    )
     return Result(
-        figures=figures,
+        figures={**figures, **recalls},
         goals={
             "numpy_over_ours_100k": ">= 0.91",
             "exact_over_knn_1m": "<= 1.1",
@@ -368,71 +352,41 @@ def _compared(memes: int, queries: int) -> Result:
     )
 
 
+def _timed(ways: Sequence[Callable[[Floats, float], Any]], queries: Floats, alpha: float) -> list[tuple[Any, ...]]:
+    """Returns for each query a pair of each way: the seconds that it took, and what it found."""
+
+    def timed(way: Callable[[Floats, float], Any], query: Floats) -> tuple[float, Any]:
+        began = time.perf_counter()
+        found = way(query, alpha)
+        return time.perf_counter() - began, found
+
+    return in_turns([partial(timed, way) for way in ways], queries)
+
+
 def recall(found: Hits, exact: Hits) -> float:
     """Returns the share of the best rows that were found; rows of equal score are interchangeable."""
     return float(np.mean(found.scores >= exact.scores))
 
 
-def _among_some(rows: Floats, queries: Floats) -> dict[str, float]:
-    index, alpha = FusedIndex(rows, DIM), 0.5
-
-    def numpy(query: Floats) -> object:
-        scores = rows @ _weighted(query, alpha)
-        best = np.argpartition(scores, -_K)[-_K:]
-        return best[np.argsort(-scores[best])]
-
-    ways: list[Callable[[Floats], object]] = [partial(_search, index, alpha=alpha), numpy]
-    return medians(_timed_in_turns(ways, queries), numpy_over_ours_100k=lambda ours, with_numpy: with_numpy / ours)
+def nearest(index: FusedIndex, query: Floats, alpha: float) -> Hits:
+    """Searches in our way."""
+    return index.search(query[:DIM], query[DIM:], alpha=alpha, k=_K)
 
 
-def _among_many(rows: Floats, queries: Floats) -> dict[str, float]:
-    exact, fast = FusedIndex(rows, DIM), FusedIndex(rows, DIM, CandidateIndex.build(rows, DIM))
-    recalls: dict[str, float] = {}
-    times: list[tuple[float, ...]] = []
-    for alpha, batch in zip(_ALPHAS, np.split(queries, len(_ALPHAS)), strict=True):
-        found: tuple[list[Hits], list[Hits]] = ([], [])
-        ways: list[Callable[[Floats], object]] = [
-            partial(_search, fast, alpha=alpha, into=found[0]),
-            partial(_search, exact, alpha=alpha, into=found[1]),
-            partial(_knn, rows, alpha=alpha),
-        ]
-        times += _timed_in_turns(ways, batch)
-        recalls[f"recall_{alpha}"] = statistics.mean(recall(*both) for both in zip(*found, strict=True))
-    return {
-        **medians(
-            times,
-            exact_over_knn_1m=lambda _, scanned, knn: scanned / knn,
-            two_stage_over_knn_1m=lambda ours, _, knn: ours / knn,
-            two_stage_ms_1m=lambda ours, *_: 1000 * ours,
-        ),
-        **recalls,
-    }
+def knn(rows: Floats, query: Floats, alpha: float) -> Any:
+    """Searches by faiss, called as ours is: one query gives a second thread nothing to do."""
+    import faiss
+
+    with one_thread():
+        return faiss.knn(_weighted(query, alpha)[np.newaxis, :], rows, _K, faiss.METRIC_INNER_PRODUCT)
+
+
+def _product(rows: Floats, query: Floats, alpha: float) -> Any:
+    scores = rows @ _weighted(query, alpha)
+    best = np.argpartition(scores, -_K)[-_K:]
+    return best[np.argsort(-scores[best])]
 
 
 def _weighted(query: Floats, alpha: float) -> Floats:
     # A Python float times float32 stays float32: a float64 query would make numpy convert all rows.
     return np.concatenate([alpha * query[:DIM], (1 - alpha) * query[DIM:]])
-
-
-def _search(index: FusedIndex, query: Floats, alpha: float, into: list[Hits] | None = None) -> Hits:
-    hits = index.search(query[: index.text_dim], query[index.text_dim :], alpha=alpha, k=_K)
-    if into is not None:
-        into.append(hits)
-    return hits
-
-
-def _knn(rows: Floats, query: Floats, alpha: float) -> object:
-    import faiss
-
-    with one_thread():
-        # Called as ours is: one query gives a second thread nothing to do.
-        return faiss.knn(_weighted(query, alpha)[np.newaxis, :], rows, _K, faiss.METRIC_INNER_PRODUCT)
-
-
-def _timed_in_turns(ways: Sequence[Callable[[Floats], object]], queries: Floats) -> list[tuple[float, ...]]:
-    """Returns the seconds that each way took for each query."""
-
-    def timed(way: Callable[[Floats], object]) -> Callable[[Floats], float]:
-        return lambda query: seconds_of(lambda: way(query))
-
-    return in_turns([timed(way) for way in ways], queries)

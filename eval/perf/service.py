@@ -2,7 +2,7 @@
 
 **Answers.** The overhead of the service over gRPC when the verdict is ready. 64 clients, each over its own connection,
 request verdicts on memes that the server knows, and then answers of the same size from a bare ``grpc.aio`` echo, in
-turns: the client process is the same for both, so the cost of the clients is on both sides.
+turns: the clients are this process in both, so their cost is on both sides.
 
 **Growth.** Memory, open files and threads of a server after 100,000 requests over those after 10,000.
 Most are known memes under new ids, one in fifty is a new meme: caches are full by the first reading, so later
@@ -22,10 +22,8 @@ import asyncio
 import io
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +33,7 @@ import grpc
 import psutil
 
 from eval.perf.bench import Result, in_turns, medians
-from eval.perf.clients import JUDGE, Job, LoadOutcome, ask, echo, evenly
+from eval.perf.clients import LoadOutcome, closed_loop, echo, load, open_loop, with_field
 from eval.perf.trials import Speed, call_cpu
 from eval.standin.process import Process, model_server, served
 from eval.standin.replies import meme_text
@@ -43,9 +41,11 @@ from eval.synthetic.scenes import SCENES, draw_meme
 from memecourt.client import AsyncClient, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
+from memecourt.v1.court_pb2_grpc import CourtStub
 
 _NEW = 50
 """One in so many requests is about a meme that is new."""
+_REQUEST_ID, _TEXT = (wire.JudgeRequest.DESCRIPTOR.fields_by_name[name].number for name in ("request_id", "text"))
 
 
 def service(
@@ -59,44 +59,34 @@ def service(
     calls: int = 300,
     trials: int = 16,
 ) -> Result:
-    """Runs the benchmark. Raises RuntimeError: A server did not start, or a request was not answered."""
+    """Runs the benchmark. Fails if a server does not start, or a request is not answered."""
     answers = _answers(memes=memes, clients=clients, seconds=seconds, turns=turns)
     return answers | _growth(early, late, memes) | call_cpu(calls=calls, trials=trials)
 
 
 def _answers(*, memes: int, clients: int, seconds: float, turns: int) -> Result:
-    """Compares the rate and latency of answers with those of an echo.
+    """Compares the rate and latency of answers with those of an echo."""
+    # Answers of the echo have the same size as the service's.
+    with served_known(memes) as (server, requests, answer_bytes), echo(answer_bytes) as echo_address:
 
-    Raises RuntimeError: The server did not start, or a request was not answered.
-    """
-    with (
-        served_known(memes) as (server, requests, answer_bytes),
-        # Answers have the same size as the service's.
-        echo(answer_bytes) as (address, _),
-    ):
-        job = Job(server.address, requests, clients=clients, seconds=seconds)
-        rates = medians(
-            _in_turns(job, address, turns),
-            of_echo=lambda ours, echo: ours.rate / echo.rate,
-            requests_s=lambda ours, _: ours.rate,
-        )
+        def loaded(address: str, rate: float, _turn: int) -> LoadOutcome:
+            def request(number: int) -> bytes:
+                return requests[number % memes]
+
+            return asyncio.run(load(address, request, clients=clients, seconds=seconds, rate=rate))
+
+        def turn_about(rate: float) -> list[tuple[LoadOutcome, ...]]:
+            ways = [partial(loaded, address, rate) for address in (server.address, echo_address)]
+            # Without a separate warm-up turn: each load warms up by itself.
+            return in_turns(ways, range(turns), warm_up=False)
+
+        rates = medians(turn_about(0), of_echo=lambda ours, echo: ours.rate / echo.rate, ours=lambda ours, _: ours.rate)
         # At half of the server's best rate: at full rate, latency would only be queueing time.
         latencies = medians(
-            _in_turns(replace(job, rate=rates["requests_s"] / 2), address, turns),
+            turn_about(rates.pop("ours") / 2),
             added_p99_over_echo=lambda ours, echo: (ours.p99_ms - echo.p99_ms) / echo.p99_ms,
-            p99_ms=lambda ours, _: ours.p99_ms,
         )
-    return Result({**rates, **latencies}, goals={"of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"})
-
-
-def _in_turns(job: Job, echo_address: str, turns: int) -> list[tuple[LoadOutcome, ...]]:
-    jobs = [job, replace(job, address=echo_address)]
-    # Without a separate warm-up turn: each job warms up by itself.
-    return in_turns([partial(_run_job, job) for job in jobs], range(turns), warm_up=False)
-
-
-def _run_job(job: Job, _turn: int) -> LoadOutcome:
-    return ask(job).require_all_answered()
+    return Result(rates | latencies, goals={"of_echo": ">= 0.5", "added_p99_over_echo": "<= 3"})
 
 
 def _growth(early: int, late: int, memes: int) -> Result:
@@ -104,49 +94,39 @@ def _growth(early: int, late: int, memes: int) -> Result:
         first = _after(server, requests, early)
         last = _after(server, requests, late - early)
     growth = {f"{name}_late_over_early": last[name] / first[name] for name in first}
-    return Result({**growth, "memory_late_mib": last["memory"]}, goals=dict.fromkeys(growth, "<= 1.1"))
+    return Result(growth, goals=dict.fromkeys(growth, "<= 1.1"))
 
 
-def _after(server: Process, requests: list[str], count: int) -> dict[str, float]:
+def _after(server: Process, requests: Sequence[bytes], count: int) -> dict[str, float]:
     """Returns the server's resources after ``count`` more requests, once the callers have left."""
-    new = count // _NEW
+    # An id that was sent before would get its stored verdict from the docket.
+    run = uuid.uuid4().hex[:16]
+
+    def request(number: int) -> bytes:
+        # Protobuf fields may come in any order, so these can be appended to the others.
+        message = requests[number % len(requests)] + with_field(_REQUEST_ID, f"{run}-{number}".encode())
+        return message if number % _NEW else message + with_field(_TEXT, f"A new text: {run}-{number}".encode())
+
     # Without warm-up, and with a generous time limit: the number of requests has to be exact.
-    for number, text in ((count - new, ""), (new, "A new text with number")):
-        # Skipped when 0: a `most` of 0 would mean no limit.
-        if number:
-            job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, named=True, text=text)
-            ask(job).require_all_answered()
+    asyncio.run(load(server.address, request, seconds=36_000.0, warm_s=0.0, most=count))
     return _settled(psutil.Process(server.pid))
 
 
 @contextmanager
-def served_known(memes: int) -> Iterator[tuple[Process, list[str], int]]:
-    """Runs a server that has already tried some memes; yields it, their request files, and an answer's size."""
-    with TemporaryDirectory(prefix="memecourt-known-") as folder:
-        requests = _known_memes(Path(folder), memes)
-        with served(Path(folder) / "home") as server:
-            yield server, requests, _first_answers(server, requests)
-
-
-def _known_memes(place: Path, count: int) -> list[str]:
-    """Writes files with one request each, whose text is given."""
-    paths = [place / f"request-{number}" for number in range(count)]
-    for number, path in enumerate(paths):
-        request = wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
-        path.write_bytes(request.SerializeToString())
-    return [str(path) for path in paths]
-
-
-def _first_answers(server: Process, requests: list[str]) -> int:
-    """Has all memes tried, so that they are known; returns the size of the last answer when its verdict is reused."""
-    with grpc.insecure_channel(server.address) as channel:
-        judge: Any = channel.unary_unary(JUDGE, None, None)
-        for name in (*requests, requests[-1]):
-            answer = judge(Path(name).read_bytes(), timeout=120)
-    # Otherwise the load would measure trials, and not the path of a reused verdict.
-    if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
-        raise RuntimeError("a meme that was tried before has been tried again")
-    return len(answer)
+def served_known(memes: int) -> Iterator[tuple[Process, list[bytes], int]]:
+    """Runs a server that has already tried some memes; yields it, their requests, and an answer's size."""
+    requests = [
+        wire.JudgeRequest(image=picture(number), text=f"Meme number {number} of those that are known")
+        for number in range(memes)
+    ]
+    with TemporaryDirectory(prefix="memecourt-known-") as folder, served(Path(folder)) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            for request in (*requests, requests[-1]):
+                answer = CourtStub(channel).Judge(request, timeout=120)
+        # Otherwise the load would measure trials, and not the path of a reused verdict.
+        if not answer.HasField("reused_from"):
+            raise RuntimeError("a meme that was tried before has been tried again")
+        yield server, [request.SerializeToString() for request in requests], answer.ByteSize()
 
 
 def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
@@ -158,70 +138,54 @@ def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
 
 
 def _settled(process: psutil.Process, *, most_s: float = 10.0) -> dict[str, float]:
-    """Returns MiB, open files and threads of a process, without its children, once it idles or after ``most_s``."""
+    """Returns bytes, open files and threads of a process, without its children, once it idles or after ``most_s``."""
     end = time.monotonic() + most_s
     # Not zero: even an idle server runs its heartbeat and timers.
     while time.monotonic() < end and process.cpu_percent(interval=1.0) >= 10:
         pass
-    memory = process.memory_info().rss / 2**20
-    return {"memory": memory, "handles": process.num_fds(), "threads": process.num_threads()}
+    return {"memory": process.memory_info().rss, "handles": process.num_fds(), "threads": process.num_threads()}
 
 
 _REFUSED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
-@contextmanager
-def _served_full(speed: Speed, trials: int, *options: object) -> Iterator[Process]:
-    """Runs a server with that many concurrent full trials; its model server works on twice as many calls."""
+def overload(
+    *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
+) -> Result:
+    """Runs the benchmark."""
+    speed = Speed(call_s=0.05, output_token_s=0.001)
     with (
-        TemporaryDirectory(prefix="memecourt-full-") as directory,
+        TemporaryDirectory(prefix="memecourt-full-") as home,
         # Two slots for each trial, whose two sides are examined concurrently.
         model_server("--play", *speed.flags, "--capacity", str(2 * trials)) as models,
         served(
-            Path(directory) / "home",
+            Path(home),
             *("--llm-url", f"{models}/v1", "--model", "stand-in", "--procedure", "full"),
-            *("--concurrent-trials", trials, *options),
+            *("--concurrent-trials", trials, "--waiting-trials", waiting),
         ) as server,
     ):
-        yield server
+        return _overloaded(server.address, timeout_s, trials, seconds, times=times)
 
 
-@dataclass(slots=True)
 class _Callers:
-    """Callers of a server, and the answers they received."""
+    """Callers of a server in one load, and the answers they received."""
 
-    address: str
-    timeout_s: float
-    began: float = field(default_factory=time.monotonic)
-    """Start of the load, in seconds of the monotonic clock; set by each load."""
-    answered: list[float] = field(default_factory=list)
-    """Time of each verdict, in seconds since the start."""
-    errors: Counter[str] = field(default_factory=Counter)
-    attempts: int = 0
-    calls: int = 0
-    refused: int = 0
-    with_delay: int = 0
-    pictures: Sequence[bytes] = field(default_factory=lambda: [picture(number) for number in range(8)])
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._pictures = [picture(number) for number in range(8)]
+        self._began = time.monotonic()
+        self._answered: list[float] = []
+        self.attempts = self.calls = self.refused = self.with_delay = 0
 
-    async def again_and_again(self, seconds: float, callers: int) -> None:
-        """Runs that many callers in a closed loop."""
+    async def run(self, address: str, loop: Callable[[Callable[..., Any]], Coroutine[Any, Any, None]]) -> None:
+        """Asks in a loop."""
+        self._began = time.monotonic()
+        async with AsyncClient(address, metadata=self._attempt) as client:
+            await loop(lambda *_: self._one(client))
 
-        async def caller(client: AsyncClient) -> None:
-            while time.monotonic() - self.began < seconds:
-                await self._one(client)
-
-        self.began = time.monotonic()
-        async with AsyncClient(self.address) as client:
-            await asyncio.gather(*(caller(client) for _ in range(callers)))
-        # Later answers do not count towards the rate: after this time no new trials start.
-        self.answered = [at for at in self.answered if at <= seconds]
-
-    async def at_rate(self, seconds: float, rate: float) -> None:
-        """Sends that many requests a second, regardless of the outcome of those before."""
-        self.began = time.monotonic()
-        async with AsyncClient(self.address, metadata=self._attempt) as client, asyncio.TaskGroup() as group:
-            async for _ in evenly(rate, seconds):
-                group.create_task(self._one(client))
+    def rate(self, begin: float, end: float) -> float:
+        """Returns the verdicts a second in a part of the load, in seconds from its start."""
+        return sum(begin <= at < end for at in self._answered) / (end - begin)
 
     def _attempt(self) -> Sequence[tuple[str, str]]:
         # The client calls this before each attempt, retries included.
@@ -229,58 +193,38 @@ class _Callers:
         return ()
 
     async def _one(self, client: AsyncClient) -> None:
-        request = _about(self.pictures, self.calls)
+        shown = self._pictures[self.calls % len(self._pictures)]
         self.calls += 1
         try:
-            await client.ask(request, timeout=self.timeout_s)
-            self.answered.append(time.monotonic() - self.began)
+            # Each text is another one, so that no verdict is reused.
+            await client.ask(judge_request(shown, text=meme_text(uuid.uuid4().hex, 2)), timeout=self._timeout_s)
+            self._answered.append(time.monotonic() - self._began)
         except JudgeError as error:
-            self.errors[error.code.name] += 1
             if error.code.name in _REFUSED:
                 self.refused += 1
                 # RE-4: each refusal says when to retry.
                 self.with_delay += error.retry_after is not None
 
 
-def _about(pictures: Sequence[bytes], number: int) -> wire.JudgeRequest:
-    """Builds a request about one of the pictures, with a unique text."""
-    return judge_request(pictures[number % len(pictures)], text=meme_text(uuid.uuid4().hex, 2))
-
-
-def overload(
-    *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
-) -> Result:
-    """Runs the benchmark."""
-    with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
-        return _overloaded(server.address, timeout_s, trials, seconds, times=times)
-
-
 def _overloaded(address: str, timeout_s: float, trials: int, seconds: float, times: float) -> Result:
     """Measures the best rate of a server with that many concurrent trials, and its rate at a multiple of that load."""
+    warm, best, over = (_Callers(timeout_s) for _ in range(3))
     # A few more callers than trial slots, so that one is always waiting when a trial ends.
-    callers = trials + trials // 2
-    warm, best, over = (_Callers(address, timeout_s) for _ in range(3))
-    asyncio.run(warm.again_and_again(3.0, callers))
-    asyncio.run(best.again_and_again(seconds, callers))
-    peak = len(best.answered) / seconds
-    asyncio.run(over.at_rate(seconds, times * peak))
-    # The first seconds fill the queue and are as good as ever: only the time after that counts.
-    begin = seconds / 4
-    goodput = sum(begin <= at < seconds for at in over.answered) / (seconds - begin)
+    busy = partial(closed_loop, callers=trials + trials // 2)
+    asyncio.run(warm.run(address, partial(busy, seconds=3.0)))
+    asyncio.run(best.run(address, partial(busy, seconds=seconds)))
+    # Without later answers: after this time no new trials start.
+    peak = best.rate(0, seconds)
+    asyncio.run(over.run(address, partial(open_loop, rate=times * peak, seconds=seconds)))
     # The client's spare retries are for occasional callers: they are granted once, however long the load lasts.
     attempts = max(0.0, over.attempts - Retries().spare)
     return Result(
         figures={
-            "goodput_over_peak": goodput / peak,
+            # The first seconds fill the queue and are as good as ever: only the time after that counts.
+            "goodput_over_peak": over.rate(seconds / 4, seconds) / peak,
             # Without a refusal there was no overload: 0 misses the goal, so that this is noticed.
             "refusals_with_delay": over.with_delay / over.refused if over.refused else 0.0,
             "attempts_a_call": attempts / over.calls,
-            "peak_s": peak,
-            "goodput_s": goodput,
-            "calls": over.calls,
-            "answered": len(over.answered),
-            "refused": over.refused,
-            "other_errors": sum(over.errors.values()) - over.refused,
         },
         goals={"goodput_over_peak": ">= 0.9", "refusals_with_delay": "== 1", "attempts_a_call": "<= 1.1"},
     )

@@ -21,6 +21,7 @@ not measured, are the meme's text, a picture that is never decoded, and a finder
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -28,8 +29,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-
-import httpx2
 
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.wire import Capabilities, LogProbs
@@ -57,7 +56,7 @@ from court.settings import TrialSettings
 from court.summary import vote_if_close
 from court.trial import Court, TrialCase
 from court.verdict import Label
-from eval.perf.bench import Result, medians
+from eval.perf.bench import Result
 from eval.standin.process import model_server
 from eval.standin.replies import meme_text
 
@@ -76,8 +75,9 @@ class Speed:
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
 
-    def of(self, call: ModelCall, calls: int = 1) -> float:
+    def of(self, call: ModelCall | None, calls: int = 1) -> float:
         """Returns the seconds that the server works on a call, from its settings and its token counts."""
+        assert call is not None, "a full trial has a call at each of these events"
         if call.fault:
             raise ValueError("a call that was made twice: the trial is not the one that was meant")
         read = call.tokens_in - call.tokens_cached
@@ -105,41 +105,27 @@ class Needed:
     score: float
     """The one-token calls for the score, together."""
 
-    @property
-    def total(self) -> float:
-        """All server time that the trial needs, in whatever order."""
-        return self.naive + self.score
-
 
 def needed(record: TrialRecord, speed: Speed) -> Needed:
     """Returns the time that a trial with a verdict needs."""
-    kinds: tuple[type[QuestionAsked | AnswerGiven | Summarised], ...] = (QuestionAsked, AnswerGiven, Summarised)
-    rounds, chains, sums = [], [], []
-    for side in Side:
-        rounds.append(record.rested[side].rounds)
-        questions, answers, summaries = (
-            [
-                # Without later rounds, which the stop made superfluous.
-                _seconds(event.call, speed)
-                for event in sorted(record.all(kind), key=lambda event: event.round)
-                if event.side is side and event.round <= rounds[-1]
-            ]
-            for kind in kinds
-        )
-        # Of the summaries only the last is on the chain: the others are written during the next round.
-        chains.append(sum(questions) + sum(answers) + summaries[-1])
-        sums.append(sum(questions) + sum(answers) + sum(summaries))
+    rounds = {side: rested.rounds for side, rested in record.rested.items()}
+    chains, sums = dict.fromkeys(Side, 0.0), dict.fromkeys(Side, 0.0)
+    for event in record.events:
+        # Without later rounds, which the stop made superfluous.
+        if isinstance(event, QuestionAsked | AnswerGiven | Summarised) and event.round <= rounds[event.side]:
+            seconds = speed.of(event.call)
+            sums[event.side] += seconds
+            # Of the summaries only the last is on the chain: the others are written during the next round.
+            if not isinstance(event, Summarised) or event.round == rounds[event.side]:
+                chains[event.side] += seconds
     described, verdict = record.described, record.verdict_event
     assert described is not None and verdict is not None
-    both = _seconds(described.call, speed) + _seconds(verdict.call, speed)
+    both = speed.of(described.call) + speed.of(verdict.call)
     # One event for several calls: one for each order of the options.
     score = speed.of(verdict.odds.call, len(verdict.odds.harmful)) if verdict.odds else 0.0
-    return Needed(tuple(rounds), floor=both + max(chains), naive=both + sum(sums), score=score)
-
-
-def _seconds(call: ModelCall | None, speed: Speed) -> float:
-    assert call is not None, "a full trial has a call at each of these events"
-    return speed.of(call)
+    return Needed(
+        tuple(rounds[side] for side in Side), both + max(chains.values()), naive=both + sum(sums.values()), score=score
+    )
 
 
 @asynccontextmanager
@@ -250,62 +236,51 @@ _CAPACITY = 16
 _AT_ONCE = 64
 
 
+@asynccontextmanager
+async def _played(speed: Speed, *, capacity: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Court]:
+    """Yields a court whose model server works on that many calls at that speed, after a first trial."""
+    with model_server("--play", *speed.flags, "--capacity", str(capacity)) as address:
+        async with bar(address, concurrency=capacity, finder=finder) as court:
+            # Connections are opened, and the common beginning of all prompts is cached, before the clock starts.
+            await court.run(case("warming up", 2), unwatched)
+            yield court
+
+
 def trial_floor(*, trials: int = 7, pairs: int = 2) -> Result:
     """Runs the benchmark."""
-    return _over_floor(trials) | _naive_over_ours(pairs)
+    return asyncio.run(_over_floor(trials)) | asyncio.run(_naive_over_ours(pairs))
 
 
-def _over_floor(trials: int) -> Result:
-    with model_server("--play", *_FLOOR_SPEED.flags) as address:
-        taken = asyncio.run(_walls_and_floors(address, trials))
-    figures = medians(taken, wall_over_floor=lambda wall, floor: wall / floor, floor_s=lambda _, floor: floor)
-    return Result(figures=figures, goals={"wall_over_floor": "<= 1.05"})
-
-
-async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, float]]:
-    taken = []
-    async with bar(address, finder=KnownFinder(find_s=0.1, pictures_s=0.05)) as it:
-        # Connections are opened, and the common beginning of all prompts is cached, before the clock starts.
-        await it.run(case("warming up", 2), unwatched)
+async def _over_floor(trials: int) -> Result:
+    ratios = []
+    async with _played(_FLOOR_SPEED, finder=KnownFinder(find_s=0.1, pictures_s=0.05)) as court:
         for number in range(trials):
             trial = case(f"number {number}", _ROUNDS)
             began = time.perf_counter()
-            record = await it.run(trial, unwatched)
+            record = await court.run(trial, unwatched)
             wall = time.perf_counter() - began
             found = needed(record, _FLOOR_SPEED)
             assert set(found.rounds) == {_ROUNDS}, "the stand-in did not keep to its part"
-            taken.append((wall, found.floor))
-    return taken
+            ratios.append(wall / found.floor)
+    return Result({"wall_over_floor": statistics.median(ratios)}, {"wall_over_floor": "<= 1.05"})
 
 
-def _naive_over_ours(pairs: int) -> Result:
-    with model_server("--play", *_NAIVE_SPEED.flags) as address:
-        walls = asyncio.run(_pairs(address, pairs))
-    figures = {
-        f"naive_over_ours_{rounds}": statistics.median(naive_s / ours_s for naive_s, ours_s in taken)
-        for rounds, taken in walls.items()
-    }
-    return Result(figures=figures, goals=dict.fromkeys(figures, ">= 2.5"))
-
-
-async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]]]:
-    """Returns the seconds of the naive order and of ours, one right after the other, for each number of rounds."""
-    walls: dict[int, list[tuple[float, float]]] = {rounds: [] for rounds in _NAIVE_ROUNDS}
-    async with bar(address) as it:
-        await it.run(case("warming up", 2), unwatched)
-        for pair in range(pairs):
-            for rounds in _NAIVE_ROUNDS:
-                # Two memes, so that neither trial hits the server's prefix cache thanks to the other.
-                began = time.perf_counter()
-                exchanged = await naive(it, case(f"naive {pair} {rounds}", rounds))
-                between = time.perf_counter()
-                record = await it.run(case(f"ours {pair} {rounds}", rounds), unwatched)
-                # A round is at least three events of each of the two sides.
-                assert len(record.events) > 6 * rounds and exchanged == (rounds, rounds), (
-                    "not of the rounds that were meant"
-                )
-                walls[rounds].append((between - began, time.perf_counter() - between))
-    return walls
+async def _naive_over_ours(pairs: int) -> Result:
+    """Runs the naive order and ours, one right after the other, for each number of rounds."""
+    ratios: dict[int, list[float]] = {rounds: [] for rounds in _NAIVE_ROUNDS}
+    async with _played(_NAIVE_SPEED) as court:
+        for pair, rounds in itertools.product(range(pairs), _NAIVE_ROUNDS):
+            # Two memes, so that neither trial hits the server's prefix cache thanks to the other.
+            began = time.perf_counter()
+            exchanged = await naive(court, case(f"naive {pair} {rounds}", rounds))
+            between = time.perf_counter()
+            record = await court.run(case(f"ours {pair} {rounds}", rounds), unwatched)
+            ratios[rounds].append((between - began) / (time.perf_counter() - between))
+            # A round is at least three events of each of the two sides.
+            as_meant = len(record.events) > 6 * rounds and exchanged == (rounds, rounds)
+            assert as_meant, "not of the rounds that were meant"
+    figures = {f"naive_over_ours_{rounds}": statistics.median(found) for rounds, found in ratios.items()}
+    return Result(figures, dict.fromkeys(figures, ">= 2.5"))
 
 
 async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
@@ -366,67 +341,48 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
 
 def saturation(*, trials: int = 64) -> Result:
     """Runs the benchmark."""
-    with model_server("--play", *_BUSY_SPEED.flags, "--capacity", str(_CAPACITY)) as address:
-        work, wall = asyncio.run(_all_at_once(address, trials))
-    figures = {"of_capacity": share(work, wall), "trials_a_minute": 60 * trials / wall}
-    return Result(figures=figures, goals={"of_capacity": ">= 0.95"})
+    return asyncio.run(_all_at_once(trials))
 
 
-def share(work: float, wall: float, capacity: int = _CAPACITY) -> float:
-    """Returns the share of the available server time that trials needed."""
-    return work / (capacity * wall)
-
-
-async def _all_at_once(address: str, trials: int) -> tuple[float, float]:
-    """Returns the seconds of server time that the trials needed, and the wall-clock seconds."""
-    async with bar(address, concurrency=_CAPACITY) as it:
-        await it.run(case("warming up", 2), unwatched)
+async def _all_at_once(trials: int) -> Result:
+    async with _played(_BUSY_SPEED, capacity=_CAPACITY) as court:
         cases = [case(f"number {number}", _BUSY_ROUNDS[number % len(_BUSY_ROUNDS)]) for number in range(trials)]
         began = time.perf_counter()
-        records = await asyncio.gather(*(it.run(each, unwatched) for each in cases))
+        records = await asyncio.gather(*(court.run(each, unwatched) for each in cases))
         wall = time.perf_counter() - began
-    return sum(needed(record, _BUSY_SPEED).total for record in records), wall
+    works = [needed(record, _BUSY_SPEED) for record in records]
+    of_capacity = sum(work.naive + work.score for work in works) / (_CAPACITY * wall)
+    return Result({"of_capacity": of_capacity}, {"of_capacity": ">= 0.95"})
 
 
 def call_cpu(*, calls: int = 300, trials: int = 16) -> Result:
     """Runs the benchmark."""
-    with model_server("--play") as address:
-        figures = asyncio.run(_calls(address, calls, trials))
-    return Result(figures, {name: "<= 3" for name in figures if name.endswith("_over_bare")})
+    return asyncio.run(_calls(calls, trials))
 
 
-async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
+async def _calls(calls: int, trials: int) -> Result:
+    """Compares the CPU time of a bare POST with that of a call in whole trials: prompts, client, replies and events."""
     body = {"model": "stand-in", "messages": [{"role": "user", "content": "word " * 1600}], "max_tokens": 100}
-    async with bar(address) as court, http_client() as http:
-        spent = []
-        for _ in range(calls):
-            before = time.process_time()
-            response = await http.post(f"{address}/v1/chat/completions", json=body)
-            assert json.loads(response.content)["choices"]
-            spent.append(time.process_time() - before)
-        bare = statistics.median(spent)
-        one, many = [
-            await _of_trials(court, http, address, trials=trials, at_once=at_once) for at_once in (1, _AT_ONCE)
-        ]
-        return {
-            "bare_post_cpu_ms": 1000 * bare,
-            "trial_call_over_bare": one / bare,
-            "concurrent_trial_call_over_bare": many / bare,
-        }
+    bare, figures = [], {}
+    with model_server("--play") as address:
+        async with bar(address) as court, http_client() as http:
 
+            async def calls_served() -> int:
+                return int((await http.get(f"{address}/stats")).json()["calls"])
 
-async def _of_trials(court: Court, http: httpx2.AsyncClient, address: str, *, trials: int, at_once: int) -> float:
-    """Returns the CPU time of whole trials per call that the server saw: prompts, client, replies, events and all."""
-
-    async def calls_served() -> int:
-        return int((await http.get(f"{address}/stats")).json()["calls"])
-
-    spent = []
-    for turn in range(max(2, trials // at_once)):
-        cases = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
-        # In this order, and in reverse below, so that the cost of fetching the count is in neither reading.
-        calls, before = await calls_served(), time.process_time()
-        await asyncio.gather(*(court.run(each, unwatched) for each in cases))
-        seconds = time.process_time() - before
-        spent.append(seconds / (await calls_served() - calls))
-    return statistics.median(spent)
+            for _ in range(calls):
+                before = time.process_time()
+                response = await http.post(f"{address}/v1/chat/completions", json=body)
+                assert json.loads(response.content)["choices"]
+                bare.append(time.process_time() - before)
+            for name, at_once in (("trial_call_over_bare", 1), ("concurrent_trial_call_over_bare", _AT_ONCE)):
+                spent = []
+                for turn in range(max(2, trials // at_once)):
+                    cases = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
+                    # In this order, and in reverse below, so that the cost of fetching the count is in neither reading.
+                    served, before = await calls_served(), time.process_time()
+                    await asyncio.gather(*(court.run(each, unwatched) for each in cases))
+                    seconds = time.process_time() - before
+                    spent.append(seconds / (await calls_served() - served))
+                figures[name] = statistics.median(spent) / statistics.median(bare)
+    return Result(figures, dict.fromkeys(figures, "<= 3"))

@@ -37,13 +37,13 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
 
 
 @contextmanager
-def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[Any, int]]:
-    """Runs one of our modules as a server; yields the JSON line that it prints first, and its process id."""
+def running_module(module: str, arguments: Sequence[object]) -> Iterator[Any]:
+    """Runs one of our modules as a server; yields the JSON line that it prints first."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield json.loads(process.stdout.readline()), process.pid
+            yield json.loads(process.stdout.readline())
         finally:
             process.terminate()
 
@@ -51,7 +51,7 @@ def running_module(module: str, arguments: Sequence[object]) -> Iterator[tuple[A
 @contextmanager
 def model_server(*flags: str) -> Iterator[str]:
     """Runs a fake model server (:mod:`eval.standin.server`); yields its URL without ``/v1``."""
-    with running_module("eval.standin.server", ["--port", 0, *flags]) as (ready, _):
+    with running_module("eval.standin.server", ["--port", 0, *flags]) as ready:
         yield f"http://127.0.0.1:{ready['port']}"
 
 
