@@ -11,9 +11,8 @@ far fewer permutations.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 import numpy as np
@@ -21,45 +20,17 @@ import numpy as np
 from court.errors import BadRequest
 from eval.arena.boards import BoardRow, board_of, table_of
 from eval.arena.events import Answered, DifficultyRated, Event, Judged, TaskFormulated
-from eval.arena.folder import ArenaFolder, ArenaManifest
+from eval.arena.folder import ArenaManifest
 from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints, wins_by
 from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, likelihood, quarter_ties
-from eval.arena.words import OVERALL
+from eval.arena.words import OVERALL, Row
 from eval.reports.sections import Section
-from eval.scores.measure import figure, holm
+from eval.scores.measure import Figure, figure, holm
 
 DEALS = 999
 # Floats in memory at once: 64 MiB.
 _AT_ONCE = 1 << 23
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDifference:
-    """Difference between a model's rating in a group and in all other groups together."""
-
-    model: str
-    group: str
-    points: float
-    """Difference between the two ratings, with a quarter of a tied battle added to each pair."""
-    low: float
-    """Lower end of its 95 % interval, by bootstrap over memes."""
-    high: float
-    p: float
-    """Probability of so large a difference under permuted groups, adjusted for all models and groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interaction:
-    """Result of the test."""
-
-    statistic: float
-    """Twice the logarithm of the likelihood ratio."""
-    p: float
-    """Share of permutations, the actual labels included, with a statistic at least as large."""
-    differences: tuple[GroupDifference, ...]
-    """Difference of each model in each group; with two groups, only in the first, as they mirror each other."""
-    deals: int
 
 
 def interaction(
@@ -71,12 +42,18 @@ def interaction(
     deals: int = DEALS,
     resamples: int = 500,
     seed: int = 0,
-) -> Interaction:
+) -> Row:
     """Tests whether groups of tasks rank models differently.
 
     Args:
         unit: Task number of each battle, int of shape (battles,); tasks of different memes have different numbers.
         group: Group of each task, int of shape (tasks,), in [0, groups).
+
+    Returns:
+        ``statistic``, twice the logarithm of the likelihood ratio; ``p``, the share of permutations, the actual labels
+        included, with a statistic at least as large; and ``differences``, for each model and group the ``points`` that
+        its rating there is above that in all other groups, and the ``p`` of so large a difference under permuted
+        groups, adjusted for all models and groups. Of two groups, only the first: they mirror each other.
 
     Raises ValueError: There are fewer than two groups.
     """
@@ -88,8 +65,11 @@ def interaction(
     meme[unit] = table.meme
     rng = np.random.default_rng(seed)
     labels = np.stack([group, *(_dealt(group, meme, rng) for _ in range(deals))])  # (deals + 1, tasks)
-    statistics, differences = _statistics(won, labels, groups, n)
-    observed = statistics[0]
+    likelihoods, differences = _by_group(won, labels, np.ones((1, tasks)), groups)
+    # The same in every permutation, which moves tasks between groups but never out of all of them.
+    everything = won.sum(axis=0).reshape(n, n) + quarter_ties(n)
+    statistics = 2 * (likelihoods - likelihood(everything, fit(everything)))
+    observed = float(statistics[0])
     # The tolerance makes a permutation that is lower only by rounding count as equal.
     p = float(np.mean(statistics >= observed - 1e-9 * max(1.0, abs(observed))))
     shown = 1 if groups == 2 else groups
@@ -99,24 +79,26 @@ def interaction(
     spread = cells[1:].std(axis=0)
     z = np.abs(cells) / np.where(spread > 0, spread, np.inf)
     adjusted = step_down(z[0], z[1:])
-    low, high = _intervals(won, group, meme, groups, resamples=resamples, seed=seed)
-    return Interaction(
-        statistic=float(observed),
-        p=p,
-        differences=tuple(
-            GroupDifference(
-                model=table.models[place],
-                group=names[which],
-                points=float(differences[0, which, place]),
-                low=float(low[which, place]),
-                high=float(high[which, place]),
-                p=float(adjusted[which * n + place]),
-            )
+    # All tasks of a meme get its weight, as memes are what is resampled.
+    place = np.unique(meme, return_inverse=True)[1]
+    memes = int(place.max()) + 1
+    _, resampled = _by_group(won, group[None], draw_memes(memes, resamples, seed)[:, place], groups)
+    ends = np.percentile(resampled, tails(memes), axis=0)  # (2, groups, models)
+    return {
+        "statistic": observed,
+        "p": p,
+        "differences": [
+            {
+                "model": model,
+                "group": names[which],
+                "points": Figure(*map(float, (differences[0, which, place], *ends[:, which, place]))),
+                "p": float(adjusted[which * n + place]),
+            }
             for which in range(shown)
-            for place in range(n)
-        ),
-        deals=deals,
-    )
+            for place, model in enumerate(table.models)
+        ],
+        "deals": deals,
+    }
 
 
 def step_down(observed: Floats, drawn: Floats) -> Floats:
@@ -149,43 +131,32 @@ def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
     return dealt
 
 
-def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats, Floats]:
-    """Returns likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
+def _by_group(won: Floats, labels: Ints, weights: Floats | Ints, groups: int) -> tuple[Floats, Floats]:
+    """Rates models in each group of tasks, and in all others together.
+
+    Args:
+        labels: Group of each task, int of shape (draws, tasks), or (1, tasks) for the same in all draws.
+        weights: Number of times that each task counts, likewise.
+
+    Returns:
+        Logarithm of the groups' likelihood, float of shape (draws,); differences in points, (draws, groups, models).
+    """
+    n = int(np.sqrt(won.shape[1]))
     # The same in every permutation, so that the test keeps its level.
     prior = quarter_ties(n)
-    everything = won.sum(axis=0).reshape(n, n) + prior
-    # The same in every permutation, which moves tasks between groups but never out of all of them.
-    together = likelihood(everything[None], fit(everything[None]))[0]
-    # For each permutation of a batch, the membership of all tasks and the tables of all groups are in memory at once.
+    labels, weights = np.broadcast_arrays(labels, weights)
+    # For each draw of a batch, the membership of all tasks and the tables of all groups are in memory at once.
     step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
-    ratios, differences = [], []
+    likelihoods, differences = [], []
     for begin in range(0, len(labels), step):
-        part = labels[begin : begin + step]
-        member = (part[:, None, :] == np.arange(groups)[None, :, None]).astype(np.float64)
-        tables = (member.reshape(-1, member.shape[-1]) @ won).reshape(len(part), groups, n, n)
+        part = slice(begin, begin + step)
+        member = (labels[part, None] == np.arange(groups)[:, None]) * weights[part, None].astype(np.float64)
+        tables = (member.reshape(-1, len(won)) @ won).reshape(-1, groups, n, n)
         others = tables.sum(axis=1, keepdims=True) - tables
         own = fit(tables + prior)
-        ratios.append(2 * (likelihood(tables + prior, own).sum(axis=1) - together))
+        likelihoods.append(likelihood(tables + prior, own).sum(axis=1))
         differences.append(SCALE * (own - fit(others + prior)))
-    return np.concatenate(ratios), np.concatenate(differences)
-
-
-def _intervals(
-    won: Floats, group: Ints, meme: Ints, groups: int, *, resamples: int, seed: int
-) -> tuple[Floats, Floats]:
-    """Returns both ends of the intervals of the differences, each float of shape (groups, models)."""
-    n = int(np.sqrt(won.shape[1]))
-    prior = quarter_ties(n)
-    place = np.unique(meme, return_inverse=True)[1]
-    # All tasks of a meme get its weight, as memes are what is resampled.
-    drawn = draw_memes(int(place.max()) + 1, resamples, seed)[:, place]  # (resamples, tasks)
-    found = []
-    for which in range(groups):
-        inside = (drawn * (group == which)) @ won
-        outside = (drawn * (group != which)) @ won
-        found.append(SCALE * (fit(inside.reshape(-1, n, n) + prior) - fit(outside.reshape(-1, n, n) + prior)))
-    low, high = np.percentile(np.stack(found, axis=1), tails(int(place.max()) + 1), axis=0)
-    return np.asarray(low), np.asarray(high)
+    return np.concatenate(likelihoods), np.concatenate(differences)
 
 
 EACH_ROUND = "each-round"
@@ -201,56 +172,24 @@ HARD = 6.0
 Task = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBoard:
-    """One group of tasks."""
-
-    name: str
-    tasks: int
-    memes: int
-    battles: int
-    not_rated: str
-    """Reason why only win rates are shown; empty if there are ratings."""
-    models: tuple[BoardRow, ...]
-    """From the best to the worst, by rating or win rate; without ratings of too few tasks."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoardsBy:
-    """All groups by one key."""
-
-    key: str
-    groups: tuple[GroupBoard, ...]
-    ungrouped: int
-    test: Interaction | None
-    """Test for different rankings in the groups with enough questions; None if fewer than two have enough."""
-    p: float | None = None
-    """P-value of the test, adjusted for all keys together; None without a test."""
-    shown: bool = False
-    """True if groups rank models differently, to statistical significance."""
-
-
 def boards_by(
-    manifest: ArenaManifest, events: Sequence[Event], keys: Sequence[str], *, deals: int = DEALS
-) -> tuple[BoardsBy, ...]:
-    """Ranks models in each group of tasks. Raises BadRequest: A key gives no task a group."""
+    manifest: ArenaManifest, events: Sequence[Event], keys: Iterable[str], *, deals: int = DEALS
+) -> list[Row]:
+    """Ranks models in each group of tasks.
+
+    Returns for each key its ``groups``, with models from the best to the worst, and the reason if they are
+    ``not_rated``; and the ``test`` for different rankings in the groups with enough questions, None if fewer than two
+    have enough, with its ``p`` adjusted for all keys together. Differences are ``shown`` if it is significant.
+
+    Raises BadRequest: A key gives no task a group.
+    """
     # A repeated key is tested once: a duplicate test would make the correction stricter.
     found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
-    tested = [one for one in found if one.test is not None]
-    # Corrected over all keys: among enough groupings, one differs by chance.
-    adjusted = holm([one.test.p for one in tested if one.test is not None])
-    p_of = {one.key: p for one, p in zip(tested, adjusted, strict=True)}
-    # Corrected for all keys examined, not for each alone.
-    return tuple(replace(one, p=p_of.get(one.key), shown=p_of.get(one.key, 1.0) < LEVEL) for one in found)
-
-
-def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
-    """Ranks models in each group of tasks of an arena on disk, as :func:`boards_by`; reads nothing without a key."""
-    # Reading all events of a large arena takes a while, and most reports have no groups.
-    if not keys:
-        return ()
-    folder = ArenaFolder(root)
-    return boards_by(folder.manifest(), folder.events(), keys)
+    tested = [one for one in found if one["test"]]
+    # Corrected over all keys, not for each alone: among enough groupings, one differs by chance.
+    for one, p in zip(tested, holm([one["test"]["p"] for one in tested]), strict=True):
+        one |= {"p": p, "shown": p < LEVEL}
+    return found
 
 
 def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dict[Task, str]:
@@ -263,30 +202,22 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
             if isinstance(event, DifficultyRated):
                 groups.setdefault((event.meme, event.task), _difficulty(str(event.difficulty)))
     for event in events:
-        if not isinstance(event, TaskFormulated):
-            continue
-        meme = memes.get(event.meme)
-        name: str | None
-        if key in event.tags:
-            # A tag of the questions takes precedence over a property of the same name.
-            name = _difficulty(event.tags[key]) if key == "difficulty" else event.tags[key]
-        else:
-            name = {
-                "dataset": (meme.dataset or manifest.dataset) if meme else None,
-                "label": meme.source_label if meme else None,
-                "gold": None if meme is None else "harmful" if meme.harmful else "not harmful",
-                "language": event.language or None,
-                "rounds": _rounds(len(event.rounds)),
-                "relevance": str(event.relevance) if event.relevance else None,
-            }.get(key)
-        # An empty name is not a group; such tasks count as ungrouped.
-        if name:
-            groups[event.meme, event.task] = name
+        if isinstance(event, TaskFormulated):
+            meme, rounds = memes[event.meme], len(event.rounds)
+            named = {
+                "dataset": meme.dataset or manifest.dataset,
+                "label": meme.source_label,
+                "gold": "harmful" if meme.harmful else "not harmful",
+                "language": event.language,
+                "rounds": str(rounds) if rounds < _MOST_ROUNDS else f"{_MOST_ROUNDS}+",
+                "relevance": str(event.relevance or ""),
+                # A tag of the questions takes precedence over a property of the same name.
+                **event.tags,
+            }
+            # An empty name is not a group; such tasks count as ungrouped.
+            if name := named.get(key):
+                groups[event.meme, event.task] = _difficulty(name) if key == "difficulty" else name
     return groups
-
-
-def _rounds(count: int) -> str:
-    return str(count) if count < _MOST_ROUNDS else f"{_MOST_ROUNDS}+"
 
 
 def _difficulty(value: str) -> str:
@@ -298,9 +229,19 @@ def _difficulty(value: str) -> str:
     return "hard (6 and more)" if score >= HARD else "easy (below 6)"
 
 
-def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int) -> BoardsBy:
+def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int) -> Row:
+    found: Row = {"key": key, "groups": [], "ungrouped": 0, "test": None, "p": None, "shown": False}
+    parts: dict[str, list[Event]] = defaultdict(list)
     if key == EACH_ROUND:
-        return _each_round(manifest, events)
+        for event in events:
+            if isinstance(event, Judged) and event.study == "rounds":
+                # Each round is ranked as if it were an arena.
+                parts[str(event.round)].append(event.model_copy(update={"study": "arena"}))
+        if not parts:
+            raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
+        answered = [event for event in events if isinstance(event, Answered)]
+        numbers = sorted(parts, key=int)
+        return found | {"groups": [_group(manifest, number, [*answered, *parts[number]]) for number in numbers]}
     group_of = groups_of(manifest, events, key)
     # Only tasks with a battle that ranks: others would make groups without any figure.
     fought = {(e.meme, e.task) for e in events if _ranks(e)}
@@ -311,29 +252,17 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
             "groups are tags of questions (--tasks).",
             reason="GROUPS_MISSING",
         )
-    parts: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         # Answers are included, as each battle's style is looked up in them.
         if isinstance(event, Judged | Answered) and (event.meme, event.task) in group_of:
             parts[group_of[event.meme, event.task]].append(event)
-    groups = tuple(_group(manifest, name, part) for name, part in sorted(parts.items()) if any(map(_ranks, part)))
+    groups = [_group(manifest, name, part) for name, part in sorted(parts.items()) if any(map(_ranks, part))]
     # Groups that are too small for ratings are also left out of the test.
-    names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
-    test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
-    return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test)
-
-
-def _each_round(manifest: ArenaManifest, events: Sequence[Event]) -> BoardsBy:
-    answered = [event for event in events if isinstance(event, Answered)]
-    rounds: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, Judged) and event.study == "rounds":
-            # Each round is ranked as if it were an arena.
-            rounds[event.round].append(event.model_copy(update={"study": "arena"}))
-    if not rounds:
-        raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
-    groups = tuple(_group(manifest, str(number), [*answered, *rounds[number]]) for number in sorted(rounds))
-    return BoardsBy(key=EACH_ROUND, groups=groups, ungrouped=0, test=None)
+    names = [group["name"] for group in groups if group["tasks"] >= LEAST_TASKS]
+    if len(names) > 1:
+        inside = [event for name in names for event in parts[name]]
+        found["test"] = _test(manifest, inside, group_of, names=names, deals=deals)
+    return found | {"groups": groups, "ungrouped": len(fought - group_of.keys())}
 
 
 def _ranks(event: Event) -> TypeGuard[Judged]:
@@ -341,24 +270,27 @@ def _ranks(event: Event) -> TypeGuard[Judged]:
     return isinstance(event, Judged) and event.study == "arena"
 
 
-def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> GroupBoard:
+def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> Row:
     tasks = {(e.meme, e.task) for e in events if _ranks(e)}
     board = board_of(manifest, events, OVERALL)
     why = board.not_ranked
     if len(tasks) < LEAST_TASKS:
         # Takes precedence over the board's reason, which may vanish with more questions.
         why = f"{len(tasks)} questions are too few for ratings: {LEAST_TASKS} are wanted."
-    rows = tuple(replace(row, rating=None) for row in board.rows) if why else board.rows
-    memes = len({meme for meme, _ in tasks})
-    return GroupBoard(name, len(tasks), memes, board.battles, not_rated=why, models=rows)
+    return {
+        "name": name,
+        "tasks": len(tasks),
+        "memes": len({meme for meme, _ in tasks}),
+        "battles": board.battles,
+        "not_rated": why,
+        "models": [replace(row, rating=None) if why else row for row in board.rows],
+    }
 
 
 def _test(
     manifest: ArenaManifest, events: Sequence[Event], group_of: Mapping[Task, str], names: Sequence[str], deals: int
-) -> Interaction:
-    # The same filter as for the boards, so that the test covers what they show.
-    inside = [e for e in events if isinstance(e, Judged | Answered) and group_of.get((e.meme, e.task)) in names]
-    table, _, tasks = table_of(manifest, inside, OVERALL)
+) -> Row:
+    table, _, tasks = table_of(manifest, events, OVERALL)
     # The test permutes tasks, not battles: battles about one task are not independent.
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
@@ -366,37 +298,35 @@ def _test(
     return interaction(table, unit, group, names, deals=deals, seed=manifest.seed)
 
 
-def group_section(by: BoardsBy, models: Sequence[str]) -> Section:
+def group_section(by: Row, models: Sequence[str]) -> Section:
     """Builds the table of a key, with models as rows and groups as columns."""
-    header = ("model", *(f"{group.name} ({group.tasks:,})" for group in by.groups))
-    rows = [
-        (model, *(_cell(next(row for row in group.models if row.model == model)) for group in by.groups))
-        for model in models
-    ]
+    columns = [{row.model: _cell(row) for row in group["models"]} for group in by["groups"]]
+    header = ("model", *(f"{group['name']} ({group['tasks']:,})" for group in by["groups"]))
     notes = [
         "Ratings with 95 % intervals, each group by its own battles, with the anchor or mean of the whole board; "
         "shares are battles won. In brackets: questions.",
         *_test_words(by),
-        *(f"{group.name}: {group.not_rated}" for group in by.groups if group.not_rated),
+        *(f"{group['name']}: {group['not_rated']}" for group in by["groups"] if group["not_rated"]),
     ]
-    if by.ungrouped:
-        notes.append(f"{by.ungrouped:,} questions belong to no group.")
-    return Section(f"by-{by.key}", f"By {by.key}", (header, *rows), tuple(notes))
+    if by["ungrouped"]:
+        notes.append(f"{by['ungrouped']:,} questions belong to no group.")
+    rows = ((model, *(cells[model] for cells in columns)) for model in models)
+    return Section(f"by-{by['key']}", f"By {by['key']}", (header, *rows), tuple(notes))
 
 
-def _test_words(by: BoardsBy) -> list[str]:
-    if by.key == EACH_ROUND:
+def _test_words(by: Row) -> list[str]:
+    if by["key"] == EACH_ROUND:
         return ["Judges compared the answers of one round, beside the questions up to it."]
-    if by.test is None or by.p is None:
+    if not by["test"]:
         return ["Fewer than two groups have questions enough to be compared."]
-    p = f"p = {by.p:.3f}, likelihood ratio, {by.test.deals:,} random deals of groups over memes"
-    if not by.shown:
+    p = f"p = {by['p']:.3f}, likelihood ratio, {by['test']['deals']:,} random deals of groups over memes"
+    if not by["shown"]:
         return [f"That models rank differently in these groups is not shown ({p}): nobody is weaker in one of them."]
-    sure = [one for one in by.test.differences if one.p < LEVEL]
+    sure = [one for one in by["test"]["differences"] if one["p"] < LEVEL]
     words = [
-        f"{one.model} is {'stronger' if one.points > 0 else 'weaker'} in {one.group} than elsewhere: {one.points:+.0f} "
-        f"points [{one.low:+.0f}, {one.high:+.0f}], p = {one.p:.3f}."
-        for one in sorted(sure, key=lambda one: one.points)
+        f"{one['model']} is {'stronger' if one['points'].value > 0 else 'weaker'} in {one['group']} than elsewhere: "
+        f"{one['points'].value:+.0f} points [{one['points'].low:+.0f}, {one['points'].high:+.0f}], p = {one['p']:.3f}."
+        for one in sorted(sure, key=lambda one: one["points"].value)
     ]
     return [
         f"Models rank differently in these groups ({p}).",

@@ -13,10 +13,11 @@ from eval.arena.agreement import HumanVerdict
 from eval.arena.board_sections import board_lead, board_sections, board_title
 from eval.arena.compare import arena_repeats, repeat_section, repeated_board, times_ahead
 from eval.arena.folder import ArenaFolder, read_lines
-from eval.arena.groups import BoardsBy, group_section, groups_in
+from eval.arena.groups import boards_by, group_section
 from eval.arena.leaderboard import Leaderboard, leaderboard
 from eval.arena.run import Ask, run
 from eval.arena.settings import arena_settings
+from eval.arena.words import Row
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
 from eval.commands.options import (
     Shown,
@@ -109,9 +110,11 @@ def arena(context: click.Context, /, **options: Any) -> None:
         show_answer(_of_repeats(boards, out), html=None, as_json=options["as_json"])
         return
     board = leaderboard(out, humans)
-    groups = groups_in(out, words_in(options["by"]))
+    groups: list[Row] = []
+    if keys := words_in(options["by"]):
+        groups = boards_by(board.manifest, ArenaFolder(out).events(), keys)
     sections = _page(board, out, groups)
-    figures = {**board.figures, **({"by": groups} if groups else {})}
+    figures = board.figures | ({"by": groups} if groups else {})
     end = [f"{out / PAGE} shows it."]
     answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
     show_answer(answer, html=None, as_json=options["as_json"])
@@ -188,7 +191,7 @@ def _links(out: Path) -> list[tuple[str, str]]:
     return [*above, *((name, f"{name}/{PAGE}") for name in repeats)]
 
 
-def _page(board: Leaderboard, out: Path, groups: Sequence[BoardsBy] = ()) -> list[Section]:
+def _page(board: Leaderboard, out: Path, groups: Sequence[Row] = ()) -> list[Section]:
     """Writes the page of an arena, and returns its sections."""
     models = [row.model for row in board.overall.rows]
     sections = [*board_sections(board), *(group_section(by, models) for by in groups)]

@@ -480,10 +480,10 @@ def test_verdicts_on_single_rounds_are_stored_and_left_out_of_the_ranking(tmp_pa
     first = [t for t in texts_of(arena, {"overall"}) if "Round 1." in t and "Round 2." not in t]
     assert sum("Who is shown?" in text and "And what follows?" not in text for text in first) == 6 + 6
     (by,) = boards_by(arena.folder.manifest(), arena.folder.events(), ("each-round",))
-    assert [(g.name, g.battles) for g in by.groups] == [("1", 6), ("2", 6)] and by.p is None
+    assert [(g["name"], g["battles"]) for g in by["groups"]] == [("1", 6), ("2", 6)] and by["p"] is None
     won = sum(b.verdicts["overall"].score if b.a == "ash" else 1 - b.verdicts["overall"].score for b in alone
               if b.round == 2 and "ash" in (b.a, b.b))  # fmt: skip
-    assert next(row for row in by.groups[1].models if row.model == "ash").win_rate == won / 4
+    assert next(row for row in by["groups"][1]["models"] if row.model == "ash").win_rate == won / 4
     plan["fixed_tasks"] = {"m0": fixed_tasks["m0"]}
     short = Arena(tmp_path / "short", memes=1, strengths=THREE, judges=["ash", "beech"], plan=plan, round_verdicts=True)
     with pytest.raises(BadRequest, match="set round_verdicts"):

@@ -139,11 +139,11 @@ def test_difficulty_is_rated_once_and_defines_groups(tmp_path):
     assert sum(isinstance(e, NoReply) and e.to == "difficulty" for e in events) == 3
     # A rating that another annotator adds later changes no group.
     (by,) = boards_by(arena.manifest(), events, ["difficulty"], deals=20)
-    assert {group.name: (group.memes, group.tasks) for group in by.groups} == {
+    assert {group["name"]: (group["memes"], group["tasks"]) for group in by["groups"]} == {
         "hard (6 and more)": (3, 9),
         "easy (below 6)": (4, 12),
     }
-    assert by.ungrouped == 3
+    assert by["ungrouped"] == 3
     command = ("arena", "difficulty", "--out", arena.root)
     assert "21 questions are rated, 9 of them hard" in output_of(*command, "--report")
     assert "Missing option --annotator" in output_of(*command, code=2)

@@ -62,16 +62,17 @@ def test_likelihood_ratio_equals_that_of_single_battles():
     found = interaction_of(3)
     parts = [likelihood(table.at(np.flatnonzero(group[unit] == which))) for which in (0, 1)]
     expected = 2 * (sum(parts) - likelihood(table))
-    assert found.statistic == pytest.approx(expected, abs=1e-6)
+    assert found["statistic"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("within", [False, True])
 def test_planted_weakness_is_found_and_named(within):
     found = interaction_of(1, planted=2.5, within=within, deals=499)
-    assert found.p < 0.01
-    worst = min(found.differences, key=lambda one: one.p)
+    assert found["p"] < 0.01
+    worst = min(found["differences"], key=lambda one: one["p"])
     # Reported for the first group, in which it is stronger.
-    assert (worst.model, worst.group) == ("d", "one") and worst.points > 100 and worst.p < 0.05 and worst.low > 0
+    assert (worst["model"], worst["group"]) == ("d", "one") and worst["p"] < 0.05
+    assert worst["points"].value > 100 and worst["points"].low > 0
 
 
 @pytest.mark.slow
@@ -79,10 +80,10 @@ def test_planted_weakness_is_found_and_named(within):
 def test_false_positive_rate_is_within_chance(within):
     """At most 5 % of 200 simulated arenas show a difference; by the binomial law up to 8.5 % is within chance."""
     found = [interaction_of(seed, deals=99, memes=40, within=within) for seed in range(200)]
-    assert np.mean([one.p < 0.05 for one in found]) <= 0.085
-    assert np.mean([any(each.p < 0.05 for each in one.differences) for one in found]) <= 0.085
+    assert np.mean([one["p"] < 0.05 for one in found]) <= 0.085
+    assert np.mean([any(each["p"] < 0.05 for each in one["differences"]) for one in found]) <= 0.085
     # The p-values are uniform, so that the test is not just conservative.
-    assert 0.4 < np.mean([one.p for one in found]) < 0.6
+    assert 0.4 < np.mean([one["p"] for one in found]) < 0.6
 
 
 def test_permutations_keep_equal_labels_of_a_meme_together():
@@ -153,16 +154,19 @@ def test_weakness_is_reported_only_for_groups_that_show_it(by_language):
     found, rounds, field = boards_by(
         by_language.manifest(), by_language.folder.events(), ("language", "rounds", "field"), deals=499
     )
-    assert [(group.name, group.tasks, group.memes) for group in found.groups] == [("de", 40, 40), ("fr", 40, 40)]
-    assert found.shown and not any(group.not_rated for group in found.groups)
-    places = {group.name: [row.model for row in group.models] for group in found.groups}
+    assert [(group["name"], group["tasks"], group["memes"]) for group in found["groups"]] == [
+        ("de", 40, 40),
+        ("fr", 40, 40),
+    ]
+    assert found["shown"] and not any(group["not_rated"] for group in found["groups"])
+    places = {group["name"]: [row.model for row in group["models"]] for group in found["groups"]}
     assert places["de"][0] == "beech" and places["fr"][-1] == "beech"
     language, by_rounds, by_field = (group_section(by, THREE).notes for by in (found, rounds, field))
     assert any(note.startswith("beech is stronger in de than elsewhere") for note in language)
     # Questions of two rounds are too few for ratings and comparisons.
-    assert {group.name: bool(group.not_rated) for group in rounds.groups} == {"1": False, "2": True}
-    assert any(f"{LEAST_TASKS} are wanted" in note for note in by_rounds) and not rounds.shown
-    assert rounds.test is None is field.test and by_rounds[1] == by_field[1]
+    assert {group["name"]: bool(group["not_rated"]) for group in rounds["groups"]} == {"1": False, "2": True}
+    assert any(f"{LEAST_TASKS} are wanted" in note for note in by_rounds) and not rounds["shown"]
+    assert rounds["test"] is None is field["test"] and by_rounds[1] == by_field[1]
     assert "Fewer than two groups have questions enough" in by_field[1]
 
 
