@@ -6,7 +6,7 @@ seeds give the mean and spread of ratings, and which places hold in every repeat
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from eval.arena.ranking.battles import MIDDLE, Battles, Floats, wins_by
 from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
 from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.run import Ask
-from eval.arena.words import OVERALL
+from eval.arena.words import OVERALL, Row
 from eval.reports.repeats import Repeats, over_repeats, repeats_section
 from eval.reports.sections import Section
 from eval.scores.measure import Figure, figure, interval
@@ -31,33 +31,11 @@ _FEWEST = 3
 """Models below which there is no rank correlation."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedModel:
-    """Ratings of one model in both arenas; the mean of the models of both is 1000 in each."""
-
-    model: str
-    a: Figure
-    b: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaComparison:
-    """Ranks of the models of two arenas."""
-
-    a: str
-    b: str
-    settings: tuple[str, ...]
-    """Settings in which they differ."""
-    memes: int
-    both: int
-    """Number of memes of both arenas, which are drawn together."""
-    models: tuple[ComparedModel, ...]
-    spearman: Figure
-    kendall: Figure
-
-
-def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 0) -> ArenaComparison:
+def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 0) -> Row:
     """Correlates the overall ranks of the models of two arenas.
+
+    Returns ``spearman`` and ``kendall``; the ratings of ``models`` in ``a`` and ``b``, with a mean of 1000 in each; the
+    ``settings`` in which the arenas differ; and the number of ``memes``, and of those of ``both``.
 
     Raises BadRequest: An arena is missing, not finished or not to be ranked, or they have fewer than three models in
     common.
@@ -69,35 +47,37 @@ def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 
             f"{a.name} and {b.name} have {len(models)} models in common: ranks need {_FEWEST}.", reason="NOTHING_SHARED"
         )
     numbers = {meme: number for number, meme in enumerate(dict.fromkeys((*memes, *other_memes)))}
-    # One draw for both, so that a meme of both arenas is drawn into both.
-    drawn = draw_memes(len(numbers), resamples, seed).astype(np.float64)
-    values, draws = [], []
+    # One draw for both, so that a meme of both arenas is drawn into both. The actual memes come first.
+    drawn = np.concatenate([np.ones((1, len(numbers))), draw_memes(len(numbers), resamples, seed)])
+    ratings = []
     for battles, own in ((table, memes), (other_table, other_memes)):
+        n = len(battles.models)
         unit = np.array([numbers[meme] for meme in own], dtype=np.int64)
-        won = wins_by(battles, unit, len(numbers)).reshape(len(numbers), -1)
-        common = [battles.models.index(model) for model in models]
-        theta = _ratings(np.vstack([won.sum(axis=0), drawn @ won]), common)
-        values.append(theta[0])
-        draws.append(theta[1:].T)
-    pairs, drawn_pairs = list(zip(*values, strict=True)), list(zip(*draws, strict=True))
-    spearman, kendall = (rank_correlation(pairs, drawn_pairs, kendall=kind) for kind in (False, True))
+        won = drawn @ wins_by(battles, unit, len(numbers)).reshape(len(numbers), n * n)
+        found = finite_ratings(won.reshape(-1, n, n))[:, [battles.models.index(model) for model in models]]
+        ratings.append(MIDDLE + found - found.mean(axis=1, keepdims=True))
+    both = np.stack(ratings, axis=1)  # (1 + resamples, arenas, models)
+    spearman, kendall = rank_correlation(both), rank_correlation(both, kendall=True)
     # Ratings from counted battles are never all alike, unless every battle of an arena is a tie.
     if spearman is None or kendall is None:
         raise BadRequest(f"All models of {a.name} or {b.name} are rated alike.", reason="NOTHING_SHARED")
-    rated = (
-        ComparedModel(model, *(Figure(value, *interval(spread)) for value, spread in zip(pair, spreads, strict=True)))
-        for model, pair, spreads in zip(models, pairs, drawn_pairs, strict=True)
-    )
-    return ArenaComparison(
-        a=one.name,
-        b=other.name,
-        settings=tuple(differing(one.settings, other.settings)),
-        memes=len(numbers),
-        both=len({*memes} & {*other_memes}),
-        models=tuple(sorted(rated, key=lambda row: -row.a.value)),
-        spearman=spearman,
-        kendall=kendall,
-    )
+    rows: list[Row] = [
+        {
+            "model": model,
+            **{name: Figure(float(of[0]), *interval(of[1:])) for name, of in zip("ab", both[:, :, at].T, strict=True)},
+        }
+        for at, model in enumerate(models)
+    ]
+    return {
+        "a": one.name,
+        "b": other.name,
+        "settings": differing(one.settings, other.settings),
+        "memes": len(numbers),
+        "both": len({*memes} & {*other_memes}),
+        "models": sorted(rows, key=lambda row: -row["a"].value),
+        "spearman": spearman,
+        "kendall": kendall,
+    }
 
 
 def _read(root: Path) -> tuple[ArenaManifest, Battles, list[str]]:
@@ -116,27 +96,17 @@ def _read(root: Path) -> tuple[ArenaManifest, Battles, list[str]]:
     return manifest, table, [meme for meme, _ in tasks]
 
 
-def _ratings(won: Floats, common: Sequence[int]) -> Floats:
-    """Returns the ratings of some models, float of shape (tables, models), with a quarter of a tied battle a pair."""
-    n = int(np.sqrt(won.shape[1]))
-    found = finite_ratings(won.reshape(-1, n, n))[:, common]
-    return np.asarray(MIDDLE + found - found.mean(axis=1, keepdims=True))
-
-
-def rank_correlation(
-    pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats, Floats]], *, kendall: bool = False
-) -> Figure | None:
+def rank_correlation(both: Floats, *, kendall: bool = False) -> Figure | None:
     """Computes the correlation of two figures of each model with its interval; None where :func:`correlation` is.
 
     Args:
-        drawn: Both figures in each resample, by model.
+        both: The figures over all memes, and then in each resample: float of shape (1 + resamples, 2, models).
     """
-    if not pairs or (value := correlation(*np.array(pairs).T, kendall=kendall)) is None:
+    value, *resampled = (correlation(*figures, kendall=kendall) for figures in both)
+    if value is None:
         return None
-    resampled = np.array(drawn).transpose(2, 1, 0)  # (resamples, 2, models)
     # A resample in which a figure is missing, or the same for all models, has no correlation.
-    there = [found for both in resampled if (found := correlation(*both, kendall=kendall)) is not None]
-    return Figure(value, *interval(np.array(there)))
+    return Figure(value, *interval(np.array([one for one in resampled if one is not None])))
 
 
 def correlation(one: Floats, other: Floats, *, kendall: bool = False) -> float | None:
@@ -150,20 +120,20 @@ def correlation(one: Floats, other: Floats, *, kendall: bool = False) -> float |
     return None if np.isnan(value) else float(value)
 
 
-def comparison_section(found: ArenaComparison) -> Section:
+def comparison_section(found: Row) -> Section:
     """Builds a table of models by both ratings, with the rank correlations."""
-    rows = [(row.model, figure(row.a, ".0f"), figure(row.b, ".0f")) for row in found.models]
+    rows = [(row["model"], figure(row["a"], ".0f"), figure(row["b"], ".0f")) for row in found["models"]]
     return Section(
         "compared",
-        f"{found.a} against {found.b}",
-        (("model", found.a, found.b), *rows),
+        f"{found['a']} against {found['b']}",
+        (("model", found["a"], found["b"]), *rows),
         (
-            f"Rank correlation over {len(rows)} models: Spearman's ρ {figure(found.spearman, '.3f')}, Kendall's τ "
-            f"{figure(found.kendall, '.3f')}.",
-            f"Intervals are 95 %, by bootstrap over {found.memes:,} memes, {found.both:,} of them in both arenas. "
-            "Ratings are Bradley and Terry's, with a quarter of a tied battle added to each pair, and the mean of "
-            "these models is 1000.",
-            f"They differ in: {'; '.join(found.settings) or 'no setting'}.",
+            f"Rank correlation over {len(rows)} models: Spearman's ρ {figure(found['spearman'])}, Kendall's τ "
+            f"{figure(found['kendall'])}.",
+            f"Intervals are 95 %, by bootstrap over {found['memes']:,} memes, {found['both']:,} of them in both "
+            "arenas. Ratings are Bradley and Terry's, with a quarter of a tied battle added to each pair, and the mean "
+            "of these models is 1000.",
+            f"They differ in: {'; '.join(found['settings']) or 'no setting'}.",
         ),
     )
 

@@ -135,8 +135,7 @@ def detection_report(
     fought = _scores_of(manifest, events, gold)
     truth = [_CLASSES[harmful] for harmful in gold.values()]
     rows: list[DetectionRow] = []
-    pairs: list[tuple[float, float]] = []
-    drawn_pairs: list[tuple[Floats, Floats]] = []
+    pairs: list[tuple[Floats, Floats]] = []
     for name in manifest.settings.targets:
         labels = {meme: label for (meme, target), label in found.items() if target == name and meme in gold}
         if labels.keys() != gold.keys():
@@ -147,8 +146,7 @@ def detection_report(
         if fought[name]:
             # From the same resampled memes as the accuracy, so that the correlation can be resampled.
             win_rate, drawn_rate = draws.of(fought[name])
-            pairs.append((accuracy, win_rate))
-            drawn_pairs.append((drawn, drawn_rate))
+            pairs.append((np.append(accuracy, drawn), np.append(win_rate, drawn_rate)))
         rows.append(
             DetectionRow(
                 model=name,
@@ -167,7 +165,7 @@ def detection_report(
         memes=len(gold),
         majority=max(harmful, 1 - harmful),
         rows=tuple(sorted(rows, key=lambda row: -row.accuracy.value)),
-        spearman=rank_correlation(pairs, drawn_pairs),
+        spearman=rank_correlation(np.array(pairs).transpose(2, 1, 0)) if pairs else None,
     )
 
 

@@ -37,7 +37,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
         if protocol is not None:
             raise click.UsageError("--protocol is for runs: the verdicts of an arena have no classes.")
         ranked = compare_arenas(run_a, run_b, seed=seed)
-        return Shown(title="Arenas", sections=[comparison_section(ranked)], figures=asdict(ranked))
+        return Shown(title="Arenas", sections=[comparison_section(ranked)], figures=ranked)
     if any(arenas):
         raise click.UsageError(f"{(run_a, run_b)[arenas.index(True)]} is an arena: name two arenas, or two runs.")
     a, b = read_results(run_a), read_results(run_b)
