@@ -1,8 +1,7 @@
 """``memecourt-eval probe``: an adaptive search for what a model does not understand about harmful memes."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ from eval.commands.rating import rate_probe
 from eval.commands.sampled import chosen_models, sampled_options, samples_of, threshold_option
 from eval.models.open import opened_models, read_models
 from eval.models.samples import TABLE_KEYS
-from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
+from eval.probe.compare import compare_probes
 from eval.probe.folder import ProbeFolder, ProbeSpec, read_seeds
-from eval.probe.report import ProbeReport, read_report
+from eval.probe.report import ProbeReport, read_report, repeated_probe
 from eval.probe.run import NOTICE, ProbePlan
 from eval.probe.run import probe as run_probe
-from eval.probe.weakness import repeat_section, repeated_probe, weakness_lead, weakness_sections, weakness_title
 from eval.reports.sections import as_page
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
@@ -105,16 +103,23 @@ def probe(context: click.Context, /, **options: Any) -> None:
                 # One store for all repeats: calls that they have in common are made once.
                 _run(one, options | {"calls": options["calls"] or out / CALLS})
     # By what lies there and not by --repeats, which nobody gives with --report.
-    if folders := repeats_in(out):
-        reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
-        for each, folder in zip(reports, folders, strict=True):
-            answer = _answer(each, folder)
-            html = as_page(answer.title, answer.lead, answer.sections, command=answer.command)
+    folders = repeats_in(out)
+    reports = [read_report(folder, threshold=options["threshold"]) for folder in folders or (out,)]
+    answer = _answer(reports[0], out)
+    if folders:
+        for report, folder in zip(reports, folders, strict=True):
+            html = as_page(report.title, report.lead, report.sections, command=report.manifest.command)
             write_page(folder / PAGE, html)
-        show_answer(_of_repeats(reports, out), html=None, as_json=options["as_json"])
-        return
-    report = read_report(out, threshold=options["threshold"])
-    show_answer(_answer(report, out), html=None, as_json=options["as_json"])
+        repeated, section = repeated_probe(reports)
+        answer = Shown(
+            title=f"{reports[0].title} over repeats",
+            lead=repeated.lead,
+            sections=[section],
+            figures={**asdict(repeated), "repeats": [report.figures for report in reports]},
+            page=out / PAGE,
+            end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
+        )
+    show_answer(answer, html=None, as_json=options["as_json"])
 
 
 @probe.command()
@@ -126,49 +131,11 @@ def compare(probes: tuple[Path, ...], threshold: int) -> Shown:
 
     The targets must have been probed with the same memes, references and seeds; any difference is named.
     """
-    comparison = compare_probes(probes, threshold=threshold)
-    cells = [
-        {"target": target, "category": category, **asdict(cell)}
-        for (target, category), cell in comparison.cells.items()
-    ]
-    figures = {**asdict(replace(comparison, cells={})), "cells": cells}
-    lead, sections = comparison_lead(comparison), comparison_sections(comparison)
+    lead, sections, figures = compare_probes(probes, threshold=threshold)
     return Shown(title="Targets compared", lead=lead, sections=sections, figures=figures)
 
 
 probe.add_command(rate_probe)
-
-
-def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
-    repeated = repeated_probe(reports)
-    return Shown(
-        title=f"Weaknesses of {reports[0].manifest.target} over repeats",
-        lead=repeated.lead,
-        sections=[repeat_section(repeated)],
-        figures={**asdict(repeated), "repeats": [figures_of(report) for report in reports]},
-        page=out / PAGE,
-        end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
-    )
-
-
-def figures_of(report: ProbeReport) -> dict[str, Any]:
-    """The figures alone: texts stay in the probe's folder, also where somebody pipes its report."""
-    figures = asdict(report)
-    for name in ("manifest", "memes", "failures", "topics", "usage"):
-        del figures[name]
-    return {
-        "target": report.manifest.target,
-        "controllers": report.manifest.controllers,
-        "dataset": report.manifest.dataset,
-        "split": report.manifest.split,
-        "samples": [one.model_dump(mode="json") for one in report.manifest.samples],
-        "finished": report.manifest.finished is not None,
-        **figures,
-        "memes": len(report.memes),
-        "failures": len(report.failures),
-        "topics": [{"words": one.words, "n": one.n, "failed": one.failed, "mean": one.mean} for one in report.topics],
-        "usage": [{"name": name, **one.model_dump()} for name, one in report.usage.items()],
-    }
 
 
 def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
@@ -227,10 +194,10 @@ def _folder_of(options: dict[str, Any]) -> Path:
 
 def _answer(report: ProbeReport, out: Path) -> Shown:
     return Shown(
-        title=weakness_title(report),
-        lead=weakness_lead(report),
-        sections=weakness_sections(report, out),
-        figures=figures_of(report),
+        title=report.title,
+        lead=report.lead,
+        sections=report.sections,
+        figures=report.figures,
         page=out / PAGE,
         command=report.manifest.command,
         end=[f"{out / PAGE} shows it, rewritten texts included. Keep it to yourself."],

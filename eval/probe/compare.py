@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,66 +14,21 @@ from court.errors import BadRequest
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
-from eval.reports.sections import Section
+from eval.reports.sections import Rows, Section
 from eval.scores.means import RESAMPLES_OF_MEANS, ResampledMeans
 from eval.scores.measure import Figure, Floats, figure, interval
 
-_MARKS = {"best": "¹", "second": "²"}
-
-
-def comparison_lead(comparison: ProbeComparison) -> list[str]:
-    """Sentences before the tables."""
-    lead = [
-        f"{len(comparison.targets)} targets, the same {comparison.memes:,} memes, references and seeds. "
-        f"An explanation has failed with a score of {comparison.threshold} or less.",
-        "Intervals are 95 %, by bootstrap over memes. ¹ surely ahead of all others, ² of all but one: by paired "
-        "differences over the same drawn memes, each at 95 %.",
-    ]
-    if comparison.unfinished:
-        lead.append(f"Not finished, so that figures will change: {', '.join(comparison.unfinished)}.")
-    return lead
-
-
-def comparison_sections(comparison: ProbeComparison) -> list[Section]:
-    """The tables: scores, failure rates, and the change by rewriting."""
-
-    def cell(target: str, category: str, metric: str) -> str:
-        one = comparison.cells[target, category]
-        shown = _shown(one.figures[metric], metric, interval=category == MEAN)
-        return shown + _MARKS.get(one.surely.get(metric, ""), "")
-
-    def table(metric: str) -> tuple[tuple[str, ...], ...]:
-        rows = ((name, *(cell(name, each, metric) for each in comparison.categories)) for name in comparison.targets)
-        return (("target", *comparison.categories), *rows)
-
-    head = ("target", "as they are, %", "together, %", "change, points", "scored", "rewritten")
-    changes: list[tuple[str, ...]] = [head]
-    for target in comparison.targets:
-        mean = comparison.cells[target, MEAN]
-        rates = (_shown(mean.figures[each], each, interval=True) for each in (FAILURE_BEFORE, FAILURE, CHANGE))
-        changes.append((target, *rates, f"{mean.scored:,}", f"{mean.rewritten:,}"))
-    pooled = "As the published tables have it: (failed before + failed after) / (scored before + scored after)."
-    return [
-        Section("scores", "Mean score of the memes as they are, 1 to 10", table(SCORE)),
-        Section("failures", "Failure rate, memes as they are and rewritten together, %", table(FAILURE), (pooled,)),
-        Section("refinement", "Change by rewriting, mean of categories", tuple(changes)),
-    ]
-
-
-def _shown(found: Figure | None, metric: str, *, interval: bool) -> str:
-    form, times = (".2f", 1.0) if metric == SCORE else ("+.1f" if metric == CHANGE else ".1f", 100.0)
-    return figure(found if interval or found is None else found.value, form, times=times)
-
-
 MEAN = "mean of categories"
 SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
-METRICS = (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)
+_MARKS = {"best": "¹", "second": "²"}
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedCell:
     """One target in one category."""
 
+    target: str
+    category: str
     scored: int
     rewritten: int
     figures: Mapping[str, Figure | None]
@@ -82,18 +38,116 @@ class ComparedCell:
     """``best`` or ``second`` by figure: where the target is surely ahead of all others, or of all but one, by paired
     differences over the same drawn memes. A difference of two rates has no place."""
 
+    def shown(self, metric: str) -> str:
+        """A figure in words, with its mark."""
+        form, times = (".2f", 1.0) if metric == SCORE else ("+.1f" if metric == CHANGE else ".1f", 100.0)
+        found = self.figures[metric]
+        # Intervals of all categories would not fit on a line.
+        words = figure(found if self.category == MEAN or found is None else found.value, form, times=times)
+        return words + _MARKS.get(self.surely.get(metric, ""), "")
 
-@dataclass(frozen=True, slots=True)
-class ProbeComparison:
-    """Targets beside each other."""
 
-    targets: tuple[str, ...]
-    categories: tuple[str, ...]
-    """Categories in which any target was scored, by name; the mean over them is last."""
-    cells: Mapping[tuple[str, str], ComparedCell]
-    memes: int
-    threshold: int
-    unfinished: tuple[str, ...]
+_Drawn = Mapping[str, tuple[float, Floats]]
+"""Figures of a target in a category, and their values in each resample; none where nothing was scored."""
+
+
+def compare_probes(
+    roots: Sequence[Path], *, threshold: int = THRESHOLD
+) -> tuple[list[str], list[Section], dict[str, Any]]:
+    """Compares targets that were probed with the same memes, references and seeds.
+
+    Returns sentences, tables, and the same as figures: cells by target and by category, whose mean is the last one.
+
+    Raises BadRequest: A folder holds no probe, or one that can't be compared with the first.
+    """
+    if len(roots) < 2:
+        raise BadRequest("Name at least two probes to compare.", reason="PROBES_DIFFER")
+    first, *others = probes = [_Probed.read(root) for root in roots]
+    for other in others:
+        _require_comparable(first, other)
+    names = [probe.manifest.target for probe in probes]
+    if len(set(names)) < len(names):
+        raise BadRequest("Two of the folders are of the same target.", reason="PROBES_DIFFER")
+    cells = _compared(probes, threshold)
+    unfinished = [probe.manifest.target for probe in probes if probe.manifest.finished is None]
+    lead = [
+        f"{len(names)} targets, the same {len(first.memes):,} memes, references and seeds. "
+        f"An explanation has failed with a score of {threshold} or less.",
+        "Intervals are 95 %, by bootstrap over memes. ¹ surely ahead of all others, ² of all but one: by paired "
+        "differences over the same drawn memes, each at 95 %.",
+    ]
+    if unfinished:
+        lead.append(f"Not finished, so that figures will change: {', '.join(unfinished)}.")
+    figures = {
+        "targets": names,
+        "categories": list(dict.fromkeys(cell.category for cell in cells)),
+        "cells": [asdict(cell) for cell in cells],
+        "memes": len(first.memes),
+        "threshold": threshold,
+        "unfinished": unfinished,
+    }
+    return lead, comparison_sections(cells), figures
+
+
+def comparison_sections(cells: Sequence[ComparedCell]) -> list[Section]:
+    """The tables: scores, failure rates, and the change by rewriting."""
+    rows: dict[str, list[ComparedCell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.target, []).append(cell)
+
+    def table(metric: str) -> Rows:
+        head = ("target", *(cell.category for cell in next(iter(rows.values()))))
+        return (head, *((target, *(cell.shown(metric) for cell in row)) for target, row in rows.items()))
+
+    changes: list[tuple[str, ...]] = [
+        ("target", "as they are, %", "together, %", "change, points", "scored", "rewritten")
+    ]
+    for target, (*_, mean) in rows.items():
+        rates = (replace(mean, surely={}).shown(metric) for metric in (FAILURE_BEFORE, FAILURE, CHANGE))
+        changes.append((target, *rates, f"{mean.scored:,}", f"{mean.rewritten:,}"))
+    pooled = "As the published tables have it: (failed before + failed after) / (scored before + scored after)."
+    return [
+        Section("scores", "Mean score of the memes as they are, 1 to 10", table(SCORE)),
+        Section("failures", "Failure rate, memes as they are and rewritten together, %", table(FAILURE), (pooled,)),
+        Section("refinement", "Change by rewriting, mean of categories", tuple(changes)),
+    ]
+
+
+def _compared(probes: Sequence[_Probed], threshold: int) -> list[ComparedCell]:
+    # One set of draws for all targets, so that differences between them are paired.
+    # All memes, and not those with a score: the draws are the same whatever a target refused.
+    draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
+    categories = sorted({one.category for probe in probes for one in probe.scored})
+    drawn: dict[tuple[str, str], _Drawn] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for probe in probes:
+        name = probe.manifest.target
+        for category in categories:
+            own, rewritten = (
+                [(one.meme, float(one.score)) for one in ones if one.category == category and one.score]
+                for ones in (probe.scored, probe.steps)
+            )
+            counts[name, category] = (len(own), len(rewritten))
+            drawn[name, category] = _figures(draws, own, rewritten, threshold)
+        every = [counts[name, category] for category in categories]
+        counts[name, MEAN] = (sum(own for own, _ in every), sum(rewritten for _, rewritten in every))
+        drawn[name, MEAN] = _mean_over([drawn[name, category] for category in categories])
+    cells = []
+    for (name, category), found in drawn.items():
+        theirs = [those for (other, of), those in drawn.items() if of == category and other != name]
+        surely = {metric: _rank(found, theirs, metric) for metric in (SCORE, FAILURE)}
+        # A resample may have no meme of the category.
+        known = {metric: Figure(value, *interval(over[~np.isnan(over)])) for metric, (value, over) in found.items()}
+        cells.append(
+            ComparedCell(
+                name,
+                category,
+                *counts[name, category],
+                figures={metric: known.get(metric) for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)},
+                surely={metric: rank for metric, rank in surely.items() if rank},
+            )
+        )
+    return cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,121 +157,57 @@ class _Probed:
     root: Path
     manifest: ProbeManifest
     memes: tuple[tuple[str, str], ...]
-    mined: Mapping[str, tuple[str, ...]]
+    """Id and digest of the pixels of each meme: ids alone could refer to different pictures."""
     scored: tuple[Scored, ...]
     steps: tuple[Step, ...]
+
+    @classmethod
+    def read(cls, root: Path) -> _Probed:
+        folder = ProbeFolder(root)
+        manifest = folder.manifest()
+        scored = folder.read(SCORED, Scored)
+        if not scored:
+            raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
+        memes = tuple((meme.id, meme.pixels_sha256) for meme in folder.memes())
+        return cls(root, manifest, memes, scored=scored, steps=folder.read(REWRITTEN, Step))
+
+    @property
+    def setup(self) -> dict[str, object]:
+        """Everything that must be the same in another target's probe, by name."""
+        manifest = self.manifest
+        return {
+            "memes": self.memes,
+            "controllers": [manifest.models[name] for name in manifest.controllers],
+            **{name: getattr(manifest, name) for name in ("prompts", "steps", "seeds", "examples")},
+            "per-category": manifest.per_category,
+            "categories of the memes": {one.meme: one.categories for one in ProbeFolder(self.root).read(MINED, Mined)},
+        }
 
     @property
     def references(self) -> dict[tuple[str, str], str]:
         """Digest of misbelief and reference of each scored meme and category."""
-        return {
-            (one.meme, one.category): digest([one.misbelief, one.scoring.reference])
-            for one in self.scored
-            if one.scoring.reference
-        }
+        found = [one for one in self.scored if one.scoring.reference]
+        return {(one.meme, one.category): digest([one.misbelief, one.scoring.reference]) for one in found}
 
     @property
-    def begun(self) -> set[tuple[str, str]]:
-        """Category and meme of each search."""
-        return {(step.category, step.seed) for step in self.steps}
-
-    @property
-    def able(self) -> set[tuple[str, str]]:
-        """Category and meme of all searches that could have begun."""
+    def searches(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Category and meme of each search that began, and of all that could have begun."""
         names = {one.category for one in self.scored}
-        return {(name, one.meme) for name in names for one in usable(self.scored, name)}
-
-    def scores(self, category: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
-        """Scores of a category, of memes as they are and rewritten, each with its meme."""
-        own = [(one.meme, float(one.score)) for one in self.scored if one.category == category and one.score]
-        steps = [step for step in self.steps if step.category == category]
-        return own, [(step.meme, float(step.score)) for step in steps if step.score]
-
-
-_Drawn = Mapping[str, tuple[float, Floats]]
-"""Figures of a target in a category, and their values in each resample; none where nothing was scored."""
-
-
-def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> ProbeComparison:
-    """Compares targets that were probed with the same memes, references and seeds.
-
-    Raises BadRequest: A folder holds no probe, or one that can't be compared with the first.
-    """
-    if len(roots) < 2:
-        raise BadRequest("Name at least two probes to compare.", reason="PROBES_DIFFER")
-    probes = [_read(root) for root in roots]
-    for other in probes[1:]:
-        _require_comparable(probes[0], other)
-    names = _names(probes)
-    # One set of draws for all targets, so that differences between them are paired.
-    # All memes, and not those with a score: the draws are the same whatever a target refused.
-    draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
-    categories = sorted({one.category for probe in probes for one in probe.scored})
-    drawn: dict[tuple[str, str], _Drawn] = {}
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
-    for name, probe in zip(names, probes, strict=True):
-        for category in categories:
-            own, rewritten = probe.scores(category)
-            counts[name, category] = (len(own), len(rewritten))
-            drawn[name, category] = _figures(draws, own, rewritten, threshold)
-        every = [counts[name, category] for category in categories]
-        counts[name, MEAN] = (sum(own for own, _ in every), sum(rewritten for _, rewritten in every))
-        drawn[name, MEAN] = _mean_over([drawn[name, category] for category in categories])
-
-    def cell(name: str, category: str) -> ComparedCell:
-        own = drawn[name, category]
-        others = [drawn[other, category] for other in names if other != name]
-        surely = {metric: _rank(own, others, metric) for metric in (SCORE, FAILURE)}
-        return ComparedCell(
-            *counts[name, category],
-            figures={metric: _figure(own.get(metric)) for metric in METRICS},
-            surely={metric: rank for metric, rank in surely.items() if rank},
-        )
-
-    return ProbeComparison(
-        targets=names,
-        categories=(*categories, MEAN),
-        cells={(name, category): cell(name, category) for name, category in drawn},
-        memes=len(probes[0].memes),
-        threshold=threshold,
-        unfinished=tuple(name for name, probe in zip(names, probes, strict=True) if probe.manifest.finished is None),
-    )
-
-
-def _read(root: Path) -> _Probed:
-    folder = ProbeFolder(root)
-    manifest = folder.manifest()
-    scored = folder.read(SCORED, Scored)
-    if not scored:
-        raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
-    memes = tuple((meme.id, meme.pixels_sha256) for meme in folder.memes())
-    mined = {one.meme: one.categories for one in folder.read(MINED, Mined)}
-    steps = folder.read(REWRITTEN, Step)
-    return _Probed(root=root, manifest=manifest, memes=memes, mined=mined, scored=scored, steps=steps)
+        able = {(name, one.meme) for name in names for one in usable(self.scored, name)}
+        return {(step.category, step.seed) for step in self.steps}, able
 
 
 def _require_comparable(one: _Probed, other: _Probed) -> None:
     """Raises BadRequest if two probes differ in more than their targets."""
-
-    def setup(probe: _Probed) -> dict[str, object]:
-        manifest = probe.manifest
-        return {
-            # Ids alone could refer to different pictures.
-            "memes": probe.memes,
-            "controllers": [manifest.models[name] for name in manifest.controllers],
-            **{name: getattr(manifest, name) for name in ("prompts", "steps", "seeds", "examples")},
-            "per-category": manifest.per_category,
-            "categories of the memes": probe.mined,
-        }
-
-    here, there = setup(one), setup(other)
+    here, there = one.setup, other.setup
     differ = [name for name in here if here[name] != there[name]]
     # A pair that only one probe could score has no reference in the other: that is a result, not another set-up.
-    both = one.references.keys() & other.references.keys()
-    if any(one.references[pair] != other.references[pair] for pair in both):
+    references = one.references, other.references
+    if any(references[0][pair] != references[1][pair] for pair in references[0].keys() & references[1].keys()):
         differ.append("references")
     # A meme without a score begins no search; any other one that only one of them began with makes another probe.
-    if (one.begun ^ other.begun) & one.able & other.able:
+    (begun, able), (other_begun, other_able) = one.searches, other.searches
+    if (begun ^ other_begun) & able & other_able:
         differ.append("memes that searches began with")
     if differ:
         raise BadRequest(
@@ -226,13 +216,6 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
             "(--seeds-from).",
             reason="PROBES_DIFFER",
         )
-
-
-def _names(probes: Sequence[_Probed]) -> tuple[str, ...]:
-    names = tuple(probe.manifest.target for probe in probes)
-    if len(set(names)) < len(names):
-        raise BadRequest("Two of the folders are of the same target.", reason="PROBES_DIFFER")
-    return names
 
 
 def _figures(
@@ -253,22 +236,17 @@ def _figures(
 
 def _mean_over(every: Sequence[_Drawn]) -> _Drawn:
     """The mean over categories; in a resample, over those of which it has a meme."""
+    # A mean only if every category has figures: over fewer categories it would not be comparable.
+    if not all(every):
+        return {}
     found = {}
-    for metric in METRICS:
-        figures = [one[metric] for one in every if metric in one]
-        # A mean only if every category has a figure: over fewer categories it would not be comparable.
-        if len(figures) == len(every):
-            values = np.stack([drawn for _, drawn in figures])
-            # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
-            with np.errstate(invalid="ignore"):
-                means = np.nansum(values, axis=0) / (~np.isnan(values)).sum(axis=0)
-            found[metric] = (float(np.mean([value for value, _ in figures])), np.asarray(means))
+    for metric in every[0]:
+        values = np.stack([one[metric][1] for one in every])
+        # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
+        with np.errstate(invalid="ignore"):
+            means = np.nansum(values, axis=0) / (~np.isnan(values)).sum(axis=0)
+        found[metric] = (float(np.mean([one[metric][0] for one in every])), np.asarray(means))
     return found
-
-
-def _figure(found: tuple[float, Floats] | None) -> Figure | None:
-    # A resample may have no meme of the category.
-    return None if found is None else Figure(found[0], *interval(found[1][~np.isnan(found[1])]))
 
 
 def _rank(own: _Drawn, others: Sequence[_Drawn], metric: str) -> str:

@@ -20,9 +20,7 @@ def page(tmp_path_factory):
         world = ProbeWorld(says={"scorer": lambda request: "Rating: [[3]]" if "round" in request.parts[1] else None})
         world.says["answerer"] = lambda _: HOSTILE
         probe_folder, _ = probed(a_plan(folder / "probe", data, steps=2, seeds=1), world)
-        (folder / "weakness.html").write_text(
-            weakness_page(read_report(probe_folder.root), probe_folder.root), encoding="utf-8"
-        )
+        (folder / "weakness.html").write_text(weakness_page(read_report(probe_folder.root)), encoding="utf-8")
 
     # In another thread, as the browser's driver runs an event loop in this one.
     with ThreadPoolExecutor(1) as thread:

@@ -143,8 +143,8 @@ async def test_real_model_rewrites_texts(vllm, data, tmp_path):
             assert reply.finish is FinishReason.STOP and isinstance(json.loads(reply.text), dict)
     folder = ProbeFolder(plan.out)
     report = read_report(plan.out)
-    assert report.mined[Sorted.HARMFUL] == 3
-    assert report.overall.before.scored == 3 and report.overall.before.mean.value == pytest.approx(9)
+    assert report.figures["mined"][Sorted.HARMFUL] == 3
+    assert report.rows[-1].before.scored == 3 and report.rows[-1].before.mean.value == pytest.approx(9)
     # Each score is below the previous ones, so the search takes all its steps.
     steps = folder.read(REWRITTEN, Step)
     assert [(step.number, step.outcome) for step in steps] == [(1, StepOutcome.LOWER), (2, StepOutcome.LOWER)]

@@ -2,14 +2,12 @@
 
 import io
 import re
-from pathlib import Path
 
 from PIL import Image
 
 from eval.arena.board_sections import board_lead, board_sections, board_title
 from eval.arena.leaderboard import Leaderboard
 from eval.probe.report import ProbeReport
-from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
 from eval.reports import sections, tasks
 from eval.reports.details import details_sections
 
@@ -81,11 +79,11 @@ def board_page(board: Leaderboard) -> str:
     return sections.as_page(board_title(board), board_lead(board), board_sections(board))
 
 
-def weakness_text(report: ProbeReport, root: Path) -> str:
+def weakness_text(report: ProbeReport) -> str:
     """A report on a probe in a terminal."""
-    return sections.as_text(weakness_lead(report), weakness_sections(report, root))
+    return sections.as_text(report.lead, report.sections)
 
 
-def weakness_page(report: ProbeReport, root: Path) -> str:
+def weakness_page(report: ProbeReport) -> str:
     """A report on a probe as a page."""
-    return sections.as_page(weakness_title(report), weakness_lead(report), weakness_sections(report, root))
+    return sections.as_page(report.title, report.lead, report.sections)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,14 +14,12 @@ from eval.datasets.known import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
 from eval.probe.folder import MINED, REWRITTEN, SCORED, SEEDS, Mined, ProbeFolder, Scored, Step, read_seeds
 from eval.probe.mining import capped
-from eval.probe.refining import listed_seeds
-from eval.probe.report import read_report
+from eval.probe.report import read_report, repeated_probe
 from eval.probe.run import probe
-from eval.probe.weakness import repeat_section, repeated_probe
 from eval.scores.means import ResampledMeans, difference_of, repeated
 from eval.session.sampled import repeats_of
 from tests.support.fakes import FakeReader
-from tests.support.probing import TEXTS, ProbeWorld, a_plan, scored, with_scripted_models, write_data_set
+from tests.support.probing import TEXTS, ProbeWorld, a_plan, with_scripted_models, write_data_set
 from tests.support.report_page import weakness_text
 
 
@@ -51,32 +50,40 @@ def three(tmp_path_factory, data):
     return [run_probe(place, data, ProbeWorld(weak=kind), target) for target, kind in weak.items()]
 
 
+def compared(roots):
+    """Returns the figures of a comparison, and its cells by target and category."""
+    _, _, figures = compare_probes(roots)
+    return figures, {(cell["target"], cell["category"]): cell for cell in figures["cells"]}
+
+
 def test_scores_and_pooled_failure_rates_are_compared(three):
-    comparison = compare_probes(three)
-    assert comparison.targets == ("ash", "beech", "cedar") and comparison.memes == 10
-    assert comparison.categories == ("appliances", "disability", "nationality", "religion", MEAN)
-    ash = comparison.cells["ash", "religion"]
+    comparison, cells = compared(three)
+    assert comparison["targets"] == ["ash", "beech", "cedar"] and comparison["memes"] == 10
+    assert comparison["categories"] == ["appliances", "disability", "nationality", "religion", MEAN]
+    ash = cells["ash", "religion"]
     # Original scores 6, 6, 6; rewritten 3, 3, 3: half of all six failed, none of them before rewriting.
-    assert (ash.scored, ash.rewritten) == (3, 3)
-    assert [ash.figures[metric].value for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)] == [6, 0.5, 0, 0.5]
-    mean = comparison.cells["ash", MEAN].figures
-    assert mean[SCORE].value == pytest.approx((6 + 9 + 9 + 9) / 4) and mean[FAILURE].value == pytest.approx(0.5 / 4)
+    assert (ash["scored"], ash["rewritten"]) == (3, 3)
+    values = [ash["figures"][metric]["value"] for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)]
+    assert values == [6, 0.5, 0, 0.5]
+    mean = cells["ash", MEAN]["figures"]
+    assert mean[SCORE]["value"] == pytest.approx((6 + 9 + 9 + 9) / 4)
+    assert mean[FAILURE]["value"] == pytest.approx(0.5 / 4)
     # Checked against the probe's own report.
     report = read_report(three[0])
-    (religion,) = (row for row in report.categories if row.name == "religion")
+    (religion,) = (row for row in report.rows if row.name == "religion")
     assert religion.pooled.failure.value == 0.5 and religion.pooled_change.value == 0.5
     assert (religion.pooled.n, religion.pooled.scored) == (6, 6)
 
 
 def test_only_significant_leads_are_marked(three):
-    cells = compare_probes(three).cells
+    _, cells = compared(three)
     # Cedar and beech are level and both ahead of ash on every meme: none is best, both are second.
-    marks = [cells[name, "religion"].surely.get(SCORE, "") for name in ("ash", "beech", "cedar")]
+    marks = [cells[name, "religion"]["surely"].get(SCORE, "") for name in ("ash", "beech", "cedar")]
     assert marks == ["", "second", "second"]
-    assert all(SCORE not in cells[name, "nationality"].surely for name in ("ash", "beech", "cedar"))
-    two = compare_probes(three[::2]).cells
-    assert two["cedar", "religion"].surely == {SCORE: "best", FAILURE: "best"} and two["ash", "religion"].surely == {}
-    assert two["cedar", MEAN].surely.get(SCORE) == "best"
+    assert all(SCORE not in cells[name, "nationality"]["surely"] for name in ("ash", "beech", "cedar"))
+    _, two = compared(three[::2])
+    assert two["cedar", "religion"]["surely"] == {SCORE: "best", FAILURE: "best"}
+    assert two["ash", "religion"]["surely"] == {} and two["cedar", MEAN]["surely"].get(SCORE) == "best"
 
 
 def test_differences_use_the_same_resampled_memes():
@@ -94,11 +101,7 @@ def test_differences_use_the_same_resampled_memes():
 
 def test_incomparable_probes_are_refused_with_the_difference(three, tmp_path, data):
     def changed(name, kind, change):
-        place = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
-        place.mkdir()
-        for path in three[1].iterdir():
-            if path.is_file():
-                (place / path.name).write_bytes(path.read_bytes())
+        place = shutil.copytree(three[1], tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}")
         folder = ProbeFolder(place)
         if kind is None:
             folder.write_manifest(folder.manifest().model_copy(update=change))
@@ -109,20 +112,16 @@ def test_incomparable_probes_are_refused_with_the_difference(three, tmp_path, da
     def other_reference(one):
         return one.model_copy(update={"scoring": one.scoring.model_copy(update={"reference": "another"})})
 
+    def other_seed(one):
+        return one.model_copy(update={"seed": {"3": "4", "4": "5", "5": "3"}.get(one.seed, "9")})
+
     for named, other in (
         ("controllers", changed("manifest", None, {"models": {"target": "t", "c0": "another"}})),
         ("steps", changed("manifest", None, {"steps": 9})),
         ("per-category", changed("manifest", None, {"per_category": 3})),
         ("references", changed(SCORED, Scored, other_reference)),
         ("categories of the memes", changed(MINED, Mined, lambda one: one.model_copy(update={"categories": ("x",)}))),
-        (
-            "memes that searches began with",
-            changed(
-                REWRITTEN,
-                Step,
-                lambda one: one.model_copy(update={"seed": {"3": "4", "4": "5", "5": "3"}.get(one.seed, "9")}),
-            ),
-        ),
+        ("memes that searches began with", changed(REWRITTEN, Step, other_seed)),
     ):
         with pytest.raises(BadRequest, match=named) as caught:
             compare_probes([three[0], other])
@@ -177,7 +176,7 @@ def test_cap_keeps_the_same_memes_of_each_category_for_all_targets():
 def test_capped_probe_scores_fewer_memes_and_stores_all_sortings(tmp_path, data):
     root = run_probe(tmp_path, data, ProbeWorld(), "ash", per_category=1)
     folder = ProbeFolder(root)
-    assert "Fewer than 150 memes" in weakness_text(read_report(root), root)
+    assert "Fewer than 150 memes" in weakness_text(read_report(root))
     scored_kinds = sorted(one.category for one in folder.read(SCORED, Scored))
     assert scored_kinds == ["appliances", "disability", "nationality", "religion"]
     assert sum(len(one.categories) for one in folder.read(MINED, Mined)) == 8 and folder.manifest().per_category == 1
@@ -193,7 +192,6 @@ def test_another_target_starts_its_searches_from_the_same_memes(tmp_path, data):
     began = {(step.category, step.seed) for step in ProbeFolder(second).read(REWRITTEN, Step)}
     assert began == {(name, memes[0]) for name, memes in other.items()}
     assert read_seeds(second)["religion"] == ("5",) and ProbeFolder(second).manifest().seed_set
-    assert listed_seeds((scored("a", "race", "x", 3), scored("b", "race", "x", 3)), ("b", "z", "a"))[0].meme == "b"
     for content, message in (("[]", "no list of seeds"), ('{"race": 3}', "no list of seeds")):
         (tmp_path / SEEDS).write_text(content)
         with pytest.raises(BadRequest, match=message):
@@ -216,12 +214,12 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
 
         with_scripted_models(tmp_path / one.out.name, ProbeWorld(weak=weak), scene)
         reports.append(read_report(one.out))
-    together = repeated_probe(reports)
+    together, section = repeated_probe(reports)
     assert together.seeds == (3, 4, 5) and together.finished
     score = together.rows["religion"]["score"]
     assert score.values == (6, 6, 9) and score.mean == 7
     assert score.sd == pytest.approx(np.std([6, 6, 9], ddof=1)) and list(together.rows)[-1] == "all"
-    rows = {row[0]: row[1:] for row in repeat_section(together).rows}
+    rows = {row[0]: row[1:] for row in section.rows}
     assert len(rows) == 1 + 5 and rows["religion"][:5] == ("7.00", "1.73", "6.00", "6.00", "9.00")
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe")])
     assert ran.exit_code == 0 and "3 repeats about the same memes, seeds 3, 4, 5" in ran.output, ran.output

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import ModelSpec
 from eval.models.open import open_models
-from eval.probe.agents import BEGIN, parse_rating, parse_sorting, sorting_schema, taxonomy_of
+from eval.probe.agents import BEGIN, parse_rating, parse_sorting, sorting_schema
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.report import read_report
 from eval.probe.run import probe
@@ -41,7 +41,7 @@ async def test_probe_runs_on_the_fake_model_server(tmp_path):
     scored, steps = folder.read(SCORED, Scored), folder.read(REWRITTEN, Step)
     assert len(scored) == 2 and {one.scoring.outcome for one in scored} == {ScoringOutcome.SCORED}
     assert steps and {step.outcome for step in steps} <= {StepOutcome.LOWER, StepOutcome.NOT_LOWER}
-    assert folder.manifest().finished and read_report(folder.root).overall.before.mean is not None
+    assert folder.manifest().finished and read_report(folder.root).rows[-1].before.mean is not None
     sent = [
         (request.get("response_format") or {}).get("json_schema", {}).get("schema", {}) for request in server.requests
     ]
@@ -49,7 +49,7 @@ async def test_probe_runs_on_the_fake_model_server(tmp_path):
 
 
 def test_fake_model_server_gives_brief_names_and_ratings():
-    taxonomy = taxonomy_of(BEGIN)
+    taxonomy = {category.name: category for category in BEGIN}
     for seed in range(30):
         maker = ReplyMaker(seed=seed)
         sorting = parse_sorting(maker.instance(tokens_of("Sort this."), sorting_schema(taxonomy)), taxonomy)
