@@ -5,7 +5,7 @@ that three agents do are distributed among all.
 """
 
 import re
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -51,13 +51,6 @@ BEGIN = (
 
 Taxonomy = dict[str, Category]
 """Categories by name, in the order in which they came."""
-
-
-def taxonomy_of(categories: Iterable[Category] = BEGIN) -> Taxonomy:
-    """Returns categories by name."""
-    return {category.name: category for category in categories}
-
-
 LOWEST, HIGHEST = 1, 10
 """Lowest and highest score."""
 REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
@@ -84,11 +77,12 @@ class _Sorting(Reply):
     new_definition: str = Field(max_length=DEFINITION)
 
 
-class Sorting(Reply):
-    """Reply of a Miner."""
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """Vote of a Miner."""
 
     categories: tuple[str, ...]
-    new: Category | None
+    new: Category | None = None
 
 
 class Presence(Reply):
@@ -132,12 +126,6 @@ class Rewriting(Reply):
     rewritten: Annotated[Words, TextBounds(most=TEXT), Field(max_length=TEXT)]
 
 
-def longest(kind: type[Reply]) -> int:
-    """Returns the maximum length of the texts of a reply together, in characters."""
-    marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
-    return sum(mark.most for mark in marks if isinstance(mark, TextBounds))
-
-
 def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
     """JSON schema of a Miner's reply."""
     return object_schema(
@@ -160,17 +148,14 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
     if unknown := set(sorting.categories) - set(taxonomy):
         raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
     name, definition = " ".join(sorting.new_name.split()), " ".join(sorting.new_definition.split())
-    voted = dict.fromkeys(sorting.categories)
     # Before the form is checked: a listed name need not be new, nor come with a definition.
-    if name in taxonomy:
-        return Sorting(categories=tuple({**voted, name: None}), new=None)
-    if not name:
-        return Sorting(categories=tuple(voted), new=None)
+    if name in taxonomy or not name:
+        return Sorting(tuple(dict.fromkeys([*sorting.categories, *filter(None, [name])])))
     if not NAME.fullmatch(name):
         raise UnusableReply("REPLY_MALFORMED", "the new name must be one to three words in small letters, or empty")
     if not definition:
         raise UnusableReply("REPLY_MALFORMED", "the new category needs a definition")
-    return Sorting(categories=tuple(voted), new=Category(name=name, definition=definition))
+    return Sorting(tuple(dict.fromkeys(sorting.categories)), Category(name=name, definition=definition))
 
 
 def parse_rewriting(text: str, before: str) -> Rewriting:
@@ -258,26 +243,20 @@ async def reply_or_error(asking: Awaitable[T]) -> T | CourtError:
 
 @dataclass(frozen=True, slots=True)
 class ProbeModels:
-    """The models of a probe."""
+    """The models of a probe; like all agents, their calls raise one of :data:`FAILURES`."""
 
     target: MeteredModel
     controllers: tuple[MeteredModel, ...]
-    """Models that probe; the first is the senior one."""
-
-    @property
-    def senior(self) -> MeteredModel:
-        """Model for tasks that one agent does alone."""
-        return self.controllers[0]
-
-    def voice(self, number: int) -> MeteredModel:
-        """Returns the model of one of the three agents that share a task."""
-        # With fewer controllers than voices, a model is called again with another seed.
-        return self.controllers[number % len(self.controllers)]
+    """Models that probe; the first is the senior one, for tasks that one agent does alone."""
 
     def fence(self, subject: Subject | None) -> Fence:
         """Delimiters of untrusted text in calls about a meme, or about none; the same when a run is resumed."""
         # Whichever model is named: all share one store of calls, and so its marks.
-        return self.senior.fence("probe", subject.id if subject else "")
+        return self.controllers[0].fence("probe", subject.id if subject else "")
+
+    def _voice(self, number: int) -> MeteredModel:
+        # With fewer controllers than voices, a model is called again with another seed.
+        return self.controllers[number % len(self.controllers)]
 
     async def ask(
         self,
@@ -286,109 +265,65 @@ class ProbeModels:
         kind: type[R],
         subject: Subject | None = None,
         shown: Sequence[Shown] = (),
+        *,
+        read: Callable[[str], R] | None = None,
+        temperature: float = 0.0,
         **texts: str,
     ) -> R:
-        """Asks the senior model for one of the plain reply types, with texts that the words of the task have gaps for.
-
-        Like all agents, raises one of :data:`FAILURES`.
-        """
+        """Asks the senior model for a reply of this type, with texts that the words of the task have gaps for."""
         # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
-        agent = Agent(prompt_of(role), task, partial(parse, kind), schema_of(kind, 0))
-        return await _call(self.senior, agent, self.fence(subject), [*shown, (task, texts)], chars=longest(kind))
+        agent = Agent(prompt_of(role), task, read or partial(parse, kind), schema_of(kind, 0))
+        marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
+        chars = sum(mark.most for mark in marks if isinstance(mark, TextBounds))
+        return await self.call(agent, subject, [*shown, (task, texts)], chars=chars, temperature=temperature)
 
+    async def call(
+        self,
+        agent: Agent[T],
+        subject: Subject | None,
+        shown: Sequence[Shown],
+        *,
+        chars: int = 0,
+        temperature: float = 0.0,
+        voice: int = 0,
+    ) -> T:
+        """Asks the model of one of the agents that share a task; the first is the senior one.
 
-async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> Sorting:
-    """Asks one of three Miners for its vote. Like all agents, raises one of :data:`FAILURES`."""
-    agent = Agent(prompt_of("miner"), "sort", partial(parse_sorting, taxonomy=taxonomy), sorting_schema(taxonomy))
-    lines = "\n".join(category.line for category in taxonomy.values())
-    shown = [*subject.shown, ("taxonomy", {"taxonomy": lines}), ("sort", {})]
-    # One model may be all three Miners: the number makes three draws of it, and three entries in the store of calls.
-    model = models.voice(number)
-    return await _call(model, agent, models.fence(subject), shown, chars=1200, temperature=1.0, seed=number)
+        Args:
+            chars: Maximum length of the reply's texts together; 0 leaves it to the model's own limit.
+        """
+        # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
+        most, fence = chars + chars // 4 + 200 if chars else None, self.fence(subject)
+        # One model may be all voices: the number makes three draws of it, and three entries in the store of calls.
+        reply = await self._voice(voice).say(
+            agent, _parts(agent.prompt, fence, shown), fence=fence, temperature=temperature, max_tokens=most, seed=voice
+        )
+        return reply.value
 
-
-async def refer(models: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
-    """One of three drafts of a reference: the question that the target is asked, at temperature 1."""
-    return await _explain(
-        models.voice(number), models.fence(subject), subject, text=text, category=category, temperature=1.0, seed=number
-    )
-
-
-async def answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
-    """Returns the target's answer; it may be cut off."""
-    return await _explain(models.target, models.fence(subject), subject, text=text, category=category)
-
-
-async def score(
-    models: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
-) -> tuple[int | None, str]:
-    """The score of an answer and the Scorer's comment; no score if the answer declined."""
-    texts = {"category": category.line, "reference": reference, "answer": answered}
-    agent = Agent(prompt_of("scorer"), "score", lambda reply: (parse_rating(reply), reply))
-    return await _call(models.senior, agent, models.fence(subject), [*subject.with_text(text), ("score", texts)])
-
-
-async def rewrite(
-    models: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[tuple[Subject, str, int]]
-) -> Rewriting:
-    """Another text for a meme. Examples are memes with a text and its score, sorted by score."""
-    shown: list[Shown] = []
-    for number, (meme, text, score) in enumerate(examples, 1):
-        # One still of each: servers take few pictures in one prompt.
-        shown += [meme.erased[0], ("example", {"number": number, "text": text, "score": score})]
-    own: dict[str, str | int] = {"text": subject.text, "score": scored, "misbelief": misbelief}
-    shown += [*subject.frames, ("material", own), ("rewrite", {})]
-    read = partial(parse_rewriting, before=subject.text)
-    agent = Agent(prompt_of("refiner"), "rewrite", read, schema_of(Rewriting, 0))
-    return await _call(models.senior, agent, models.fence(subject), shown, chars=REASON + TEXT, temperature=1.0)
-
-
-async def _explain(
-    model: MeteredModel,
-    fence: Fence,
-    subject: Subject,
-    text: str,
-    category: Category,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> ChatReply:
-    prompt = prompt_of("answerer")
-    parts = _parts(prompt, fence, [*subject.with_text(text), ("explain", {"category": category.line})])
-    # Free text is always well-formed, so it is never requested again.
-    reply = await model.ask(prompt.system(), parts, temperature=temperature, seed=seed)
-    if reply.finish is FinishReason.REFUSAL:
-        raise ReplyUnusable(model.name, "explain", "REPLY_REFUSED", "the model declined to answer")
-    if not reply.text.strip():
-        raise ReplyUnusable(model.name, "explain", "REPLY_EMPTY", "it said nothing")
-    return reply
-
-
-async def _call(
-    model: MeteredModel,
-    agent: Agent[T],
-    fence: Fence,
-    shown: Sequence[Shown],
-    *,
-    chars: int = 0,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> T:
-    # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
-    most = chars + chars // 4 + 200 if chars else None
-    parts = _parts(agent.prompt, fence, shown)
-    reply = await model.say(agent, parts, fence=fence, temperature=temperature, max_tokens=most, seed=seed)
-    return reply.value
+    async def explain(self, subject: Subject, text: str, category: Category, voice: int | None = None) -> ChatReply:
+        """The target's answer, which may be cut off; or by the number of a voice, a draft of a reference."""
+        model, temperature = (self.target, 0.0) if voice is None else (self._voice(voice), 1.0)
+        prompt = prompt_of("answerer")
+        parts = _parts(
+            prompt, self.fence(subject), [*subject.with_text(text), ("explain", {"category": category.line})]
+        )
+        # Free text is always well-formed, so it is never requested again.
+        reply = await model.ask(prompt.system(), parts, temperature=temperature, seed=voice or 0)
+        if reply.finish is FinishReason.REFUSAL:
+            raise ReplyUnusable(model.name, "explain", "REPLY_REFUSED", "the model declined to answer")
+        if not reply.text.strip():
+            raise ReplyUnusable(model.name, "explain", "REPLY_EMPTY", "it said nothing")
+        return reply
 
 
 def _parts(prompt: Prompt, fence: Fence, shown: Sequence[Shown]) -> list[str | Frame]:
     """Writes the parts of a message; texts are fenced, whoever wrote them."""
-    return [
-        part
-        if isinstance(part, Frame)
-        else prompt.task(
-            part[0],
-            **{name: fence.around(value) if isinstance(value, str) else str(value) for name, value in part[1].items()},
-        )
-        for part in shown
-    ]
+    parts: list[str | Frame] = []
+    for one in shown:
+        if isinstance(one, Frame):
+            parts.append(one)
+            continue
+        part, texts = one
+        fenced = {name: fence.around(text) if isinstance(text, str) else str(text) for name, text in texts.items()}
+        parts.append(prompt.task(part, **fenced))
+    return parts

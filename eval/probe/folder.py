@@ -38,30 +38,24 @@ from retrieval.library.sources import NOT_FOR_LIBRARIES
 SEEDS = "seeds.json"
 SeedSet = Mapping[str, tuple[str, ...]]
 """Memes that searches begin with, by category and in order."""
-_SEEDS = TypeAdapter(dict[str, tuple[str, ...]])
 
 
 def read_seeds(root: Path) -> SeedSet:
     """Reads the seeds of another probe. Raises BadRequest if there are none."""
     file = root / SEEDS
     try:
-        return _SEEDS.validate_json(file.read_bytes())
+        return TypeAdapter(dict[str, tuple[str, ...]]).validate_json(file.read_bytes())
     except OSError:
-        raise BadRequest(
-            f"{file} can't be read. Name the folder of a probe that has come to its refinement.",
-            reason="FILE_UNREADABLE",
-        ) from None
+        why = "can't be read. Name the folder of a probe that has come to its refinement."
     except ValidationError:
-        raise BadRequest(
-            f"{file} is no list of seeds: an object with lists of memes by category.", reason="FILE_UNREADABLE"
-        ) from None
+        why = "is no list of seeds: an object with lists of memes by category."
+    raise BadRequest(f"{file} {why}", reason="FILE_UNREADABLE")
 
 
 def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]:
     """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted."""
-    paths = [root / ERASED / name for name in meme.erased]
-    small = (shrunk(path.read_bytes(), side) for path in paths if path.is_file())
-    return tuple(jpeg for jpeg in small if jpeg is not None)
+    paths = (root / ERASED / name for name in meme.erased)
+    return tuple(jpeg for path in paths if path.is_file() and (jpeg := shrunk(path.read_bytes(), side)) is not None)
 
 
 MEMES, ERASED = "memes.jsonl", "erased"
@@ -271,9 +265,6 @@ class ProbeManifest(ProbeSpec, SampledManifest):
     text_reader: str
 
 
-_CATEGORIES = TypeAdapter(tuple[Category, ...])
-
-
 class ProbeFolder(SessionFolder[ProbeManifest]):
     """A directory that holds, or will hold, a probe."""
 
@@ -304,7 +295,7 @@ class ProbeFolder(SessionFolder[ProbeManifest]):
 
     def taxonomy(self) -> tuple[Category, ...]:
         """The final categories."""
-        return _CATEGORIES.validate_json((self.root / TAXONOMY).read_bytes())
+        return TypeAdapter(tuple[Category, ...]).validate_json((self.root / TAXONOMY).read_bytes())
 
     def write_json(self, name: str, content: object) -> None:
         """Replaces a JSON file atomically."""

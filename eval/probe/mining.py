@@ -12,7 +12,7 @@ from functools import partial
 
 from court.errors import CourtError, ModelRefused
 from court.tasks import gather_or_cancel
-from eval.probe import agents
+from eval.models.metered import Agent
 from eval.probe.agents import (
     FAILURES,
     VOICES,
@@ -20,10 +20,14 @@ from eval.probe.agents import (
     Category,
     Presence,
     ProbeModels,
+    Shown,
     Sorting,
     Subject,
     Taxonomy,
+    parse_sorting,
+    prompt_of,
     reply_or_error,
+    sorting_schema,
 )
 from eval.probe.folder import Mined, Proposal, Sorted
 
@@ -49,13 +53,15 @@ async def mine(
         part = subjects[start : start + batch]
         votes = await gather_or_cancel(
             *(
-                gather_or_cancel(*(reply_or_error(agents.sort(models, one, taxonomy, n)) for n in range(VOICES)))
+                gather_or_cancel(*(reply_or_error(_vote(models, one, taxonomy, voice)) for voice in range(VOICES)))
                 for one in part
             )
         )
         # After the first batch the server has accepted some call, so that a refusal concerns the meme.
-        if not mined:
-            _require_taken([vote for voted in votes for vote in voted])
+        every = [vote for voted in votes for vote in voted]
+        refused = [vote for vote in every if isinstance(vote, ModelRefused)]
+        if not mined and len(refused) == len(every):
+            raise refused[0]
         # One after the other: a category that one meme adds is not new for the next.
         for subject, voted in zip(part, votes, strict=True):
             one = await _decide(models, subject, voted, taxonomy)
@@ -86,10 +92,12 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     )
 
 
-def _require_taken(votes: Sequence[Sorting | CourtError]) -> None:
-    refused = [vote for vote in votes if isinstance(vote, ModelRefused)]
-    if votes and len(refused) == len(votes):
-        raise refused[0]
+async def _vote(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, voice: int) -> Sorting:
+    read = partial(parse_sorting, taxonomy=taxonomy)
+    agent = Agent(prompt_of("miner"), "sort", read, sorting_schema(taxonomy))
+    lines = "\n".join(category.line for category in taxonomy.values())
+    shown: list[Shown] = [*subject.shown, ("taxonomy", {"taxonomy": lines}), ("sort", {})]
+    return await models.call(agent, subject, shown, chars=1200, temperature=1.0, voice=voice)
 
 
 async def _decide(

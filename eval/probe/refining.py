@@ -13,11 +13,12 @@ missing score is not a lower score. Searches of one category run one after the o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from court.errors import CourtError
 from court.ports import ChatReply
 from court.tasks import gather_or_cancel
-from eval.probe import agents
+from eval.models.metered import Agent
 from eval.probe.agents import (
     FAILURES,
     VOICES,
@@ -26,8 +27,12 @@ from eval.probe.agents import (
     Misbelief,
     ProbeModels,
     Reference,
+    Rewriting,
     Shown,
     Subject,
+    parse_rating,
+    parse_rewriting,
+    prompt_of,
     reply_or_error,
 )
 from eval.probe.folder import ProbeSpec, Scored, Scoring, ScoringOutcome, Step, StepOutcome
@@ -44,41 +49,36 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     """
     # Drafts and answer do not see each other, so they can be asked for at once.
     *drafts, answered = await gather_or_cancel(
-        *(
-            reply_or_error(agents.refer(models, subject, text=text, category=category, number=number))
-            for number in range(VOICES)
-        ),
-        reply_or_error(agents.answer(models, subject, text, category)),
+        *(reply_or_error(models.explain(subject, text, category, voice)) for voice in range(VOICES)),
+        reply_or_error(models.explain(subject, text, category)),
     )
     good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
+    found = {"outcome": ScoringOutcome.UNSCORED, "references": len(good)}
     if isinstance(answered, CourtError):
         if answered.reason == "REPLY_REFUSED":
-            return Scoring(outcome=ScoringOutcome.REFUSED, why="the target declined", references=len(good))
-        why = f"the target gave no answer: {answered.message}"
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
-    fields = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
+            return Scoring(**found | {"outcome": ScoringOutcome.REFUSED, "why": "the target declined"})
+        return Scoring(**found, why=f"the target gave no answer: {answered.message}")
+    found |= {"answer": answered.text, "cut": answered.is_cut}
     # One draft is enough for a reference; how many there were is part of the result.
     if not good:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **fields)
+        return Scoring(**found, why="there was no draft of a reference")
+    shown, missing = subject.with_text(text), "reference"
     try:
         numbered: list[Shown] = [("draft", {"number": number, "draft": draft}) for number, draft in enumerate(good, 1)]
         merged = await models.ask(
-            "senior", "merge", Reference, subject, shown=[*subject.with_text(text), *numbered], category=category.line
+            "senior", "merge", Reference, subject, shown=[*shown, *numbered], category=category.line
         )
+        found["reference"], missing = merged.answer, "rating"
+        agent = Agent(prompt_of("scorer"), "score", lambda reply: (parse_rating(reply), reply))
+        texts = {"category": category.line, "reference": merged.answer, "answer": answered.text}
+        rating, comment = await models.call(agent, subject, [*shown, ("score", texts)])
     except FAILURES as error:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {error.message}", **fields)
-    reference = fields["reference"] = merged.answer
-    try:
-        rating, comment = await agents.score(
-            models, subject, text=text, category=category, reference=reference, answered=answered.text
-        )
-    except FAILURES as error:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {error.message}", **fields)
+        return Scoring(**found, why=f"there was no {missing}: {error.message}")
+    found["comment"] = comment
     if rating is None:
-        return Scoring(
-            outcome=ScoringOutcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **fields
-        )
-    return Scoring(outcome=ScoringOutcome.SCORED, score=rating, comment=comment, **fields)
+        why = "the Scorer finds that the target declined"
+        return Scoring(**found | {"outcome": ScoringOutcome.REFUSED, "why": why})
+    return Scoring(**found | {"outcome": ScoringOutcome.SCORED, "score": rating})
 
 
 async def score_meme(models: ProbeModels, subject: Subject, category: Category) -> Scored:
@@ -86,27 +86,20 @@ async def score_meme(models: ProbeModels, subject: Subject, category: Category) 
 
     Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
-    misbelief, why = "", ""
+    found = {"meme": subject.id, "category": category.name, "misbelief": "", "text": subject.text}
     try:
         reply = await models.ask(
             "narrator", "misbelief", Misbelief, subject, shown=subject.shown, category=category.line
         )
-        misbelief = reply.misbelief
+        found["misbelief"] = reply.misbelief
     except FAILURES as error:
-        why = error.message
-    scoring = await score_text(models, subject, subject.text, category)
-    return Scored(
-        meme=subject.id, category=category.name, misbelief=misbelief, why=why, text=subject.text, scoring=scoring
-    )
+        found["why"] = error.message
+    return Scored(**found, scoring=await score_text(models, subject, subject.text, category))
 
 
 def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
     """Returns the memes of a category that a search can start from: with a misbelief and a score."""
-    return tuple(
-        one
-        for one in scored
-        if one.category == category and one.misbelief and one.scoring.outcome is ScoringOutcome.SCORED
-    )
+    return tuple(one for one in scored if one.category == category and one.misbelief and one.score is not None)
 
 
 def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored, ...]:
@@ -116,17 +109,6 @@ def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored
     """
     # By hash: a meme that has no score here changes no other one's place in the draw.
     return tuple(sorted(scored, key=lambda one: drawn_rank("seed", draw, one.category, one.meme))[:most])
-
-
-def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored, ...]:
-    """Finds the memes of a list with which searches can begin, in the order of the list.
-
-    Args:
-        memes: Ids of memes; those without a score are passed over, and no other takes their place.
-    """
-    known = {one.meme: one for one in scored}
-    # No replacement for a missing one, or two targets would begin their searches with different memes.
-    return tuple(known[meme] for meme in memes if meme in known)
 
 
 async def refine(
@@ -150,15 +132,20 @@ async def refine(
         for number in range(1, spec.steps + 1):
             if meme is None:
                 break
-            step = await _step(
-                models,
-                category,
+            examples = _examples(meme, history, spec)
+            step = Step(
+                category=category.name,
                 seed=seed.meme,
                 number=number,
-                meme=meme,
-                history=history,
-                subjects=subjects,
-                spec=spec,
+                meme=meme.meme,
+                misbelief=meme.misbelief,
+                before=_score(meme),
+                examples=tuple(f"{one.meme}+" if isinstance(one, Step) else one.meme for one in examples),
+                outcome=StepOutcome.NOT_REWRITTEN,
+            )
+            shown = [(subjects[one.meme], one.text, _score(one)) for one in examples]
+            step = step.model_copy(
+                update=await _rewritten(models, category, step, subject=subjects[meme.meme], examples=shown)
             )
             steps.append(step)
             tell(step)
@@ -166,14 +153,10 @@ async def refine(
                 history.append(step)
             if step.outcome is not StepOutcome.LOWER:
                 break
-            meme = _next(meme, pool)
+            # The most similar one is taken out of the pool.
+            found = most_similar(meme.misbelief, [one.misbelief for one in pool], 1)
+            meme = pool.pop(found[0]) if found else None
     return tuple(steps)
-
-
-def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
-    """Takes the most similar one out of the pool; None where that is empty."""
-    found = most_similar(meme.misbelief, [one.misbelief for one in pool], 1)
-    return pool.pop(found[0]) if found else None
 
 
 def _examples(meme: Scored, history: Sequence[Scored | Step], spec: ProbeSpec) -> list[Scored | Step]:
@@ -185,45 +168,32 @@ def _examples(meme: Scored, history: Sequence[Scored | Step], spec: ProbeSpec) -
     return sorted((others[index] for index in indices), key=lambda one: sign * _score(one))
 
 
-async def _step(
-    models: ProbeModels,
-    category: Category,
-    seed: str,
-    number: int,
-    meme: Scored,
-    history: Sequence[Scored | Step],
-    subjects: Mapping[str, Subject],
-    spec: ProbeSpec,
-) -> Step:
-    subject, before = subjects[meme.meme], _score(meme)
-    shown = _examples(meme, history, spec)
-    step = Step(
-        category=category.name,
-        seed=seed,
-        number=number,
-        meme=meme.meme,
-        misbelief=meme.misbelief,
-        before=before,
-        examples=tuple(f"{one.meme}+" if isinstance(one, Step) else one.meme for one in shown),
-        outcome=StepOutcome.NOT_REWRITTEN,
-    )
-    examples = [(subjects[one.meme], one.text, _score(one)) for one in shown]
+async def _rewritten(
+    models: ProbeModels, category: Category, step: Step, subject: Subject, examples: Sequence[tuple[Subject, str, int]]
+) -> dict[str, object]:
+    """Takes a step; returns its fields that come of it. Examples are memes with a text and its score, sorted."""
+    shown: list[Shown] = []
+    for number, (meme, text, score) in enumerate(examples, 1):
+        # One still of each: servers take few pictures in one prompt.
+        shown += [meme.erased[0], ("example", {"number": number, "text": text, "score": score})]
+    shown += [*subject.frames, ("material", {"text": subject.text, "score": step.before, "misbelief": step.misbelief})]
+    found: dict[str, object] = {}
     try:
-        rewriting = await agents.rewrite(models, subject, misbelief=meme.misbelief, scored=before, examples=examples)
-        step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
+        read = partial(parse_rewriting, before=subject.text)
+        reply = await models.ask("refiner", "rewrite", Rewriting, subject, shown=shown, read=read, temperature=1.0)
+        found = {"text": reply.rewritten, "explanation": reply.explanation}
         # Before scoring: a text without the misbelief would look like a weakness of the target.
         # Without the old text on the picture: a model that reads it would answer for both texts.
-        new: list[Shown] = [*subject.erased, ("rewritten", {"text": rewriting.rewritten})]
-        judgement = await models.ask("examiner", "keeps", Keeping, subject, shown=new, misbelief=meme.misbelief)
+        new: list[Shown] = [*subject.erased, ("rewritten", {"text": reply.rewritten})]
+        judgement = await models.ask("examiner", "keeps", Keeping, subject, shown=new, misbelief=step.misbelief)
     except FAILURES as error:
-        return step.model_copy(update={"why": error.message})
+        return found | {"why": error.message}
     if not judgement.keeps:
-        return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": judgement.reason})
-    scoring = await score_text(models, subject, rewriting.rewritten, category)
+        return found | {"outcome": StepOutcome.ASTRAY, "why": judgement.reason}
+    found["scoring"] = scoring = await score_text(models, subject, reply.rewritten, category)
     if scoring.score is None:
-        return step.model_copy(update={"outcome": StepOutcome.UNSCORED, "why": scoring.why, "scoring": scoring})
-    outcome = StepOutcome.LOWER if scoring.score < before else StepOutcome.NOT_LOWER
-    return step.model_copy(update={"outcome": outcome, "scoring": scoring})
+        return found | {"outcome": StepOutcome.UNSCORED, "why": scoring.why}
+    return found | {"outcome": StepOutcome.LOWER if scoring.score < step.before else StepOutcome.NOT_LOWER}
 
 
 def _score(one: Scored | Step) -> int:

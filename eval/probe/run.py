@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from operator import attrgetter
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +21,7 @@ from court.meme import Frame
 from court.ports import TextReader
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
-from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests, taxonomy_of
+from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
     MEMES,
@@ -31,7 +30,6 @@ from eval.probe.folder import (
     SCORED,
     SEEDS,
     TAXONOMY,
-    Mined,
     ProbedMeme,
     ProbeFolder,
     ProbeManifest,
@@ -39,10 +37,11 @@ from eval.probe.folder import (
     Scored,
     ScoringOutcome,
     SeedSet,
+    Sorted,
     Step,
 )
 from eval.probe.mining import capped, mine
-from eval.probe.refining import chosen_seeds, listed_seeds, refine, score_meme, usable
+from eval.probe.refining import chosen_seeds, refine, score_meme, usable
 from eval.session.directory import Spent
 from eval.session.engine import Progress, Results, run_items
 from eval.session.sampled import SampledPlan
@@ -62,7 +61,6 @@ class ProbePlan(SampledPlan):
     controllers: tuple[str, ...]
     spec: ProbeSpec = field(default_factory=ProbeSpec)
     concurrency: int = 8
-    taxonomy: tuple[Category, ...] = BEGIN
     seed_set: SeedSet | None = None
     """Memes that searches begin with, by category and in order, such as another target's; drawn where None."""
 
@@ -79,35 +77,59 @@ async def probe(
     """
     progress = progress or Progress()
     models = ProbeModels(named[plan.target], tuple(named[name] for name in plan.controllers))
-    folder = ProbeFolder(plan.out)
+    every = (models.target, *models.controllers)
+    folder, seeds = ProbeFolder(plan.out), plan.seed_set
     with folder.locked():
         shown, described = await plan.read_memes()
         if shown.without_picture:
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
-        manifest = folder.start(_manifest(plan, described, models=models, reader=reader))
-        try:
-            subjects = await _subjects(
-                folder, shown.memes, reader=reader, concurrency=plan.concurrency, progress=progress
+        manifest = folder.start(
+            ProbeManifest(
+                **described,
+                **plan.spec.model_dump(),
+                seed_set="" if seeds is None else digest({name: list(memes) for name, memes in seeds.items()}),
+                target=plan.target,
+                controllers=plan.controllers,
+                models={one.name: one.model for one in every},
+                taxonomy=BEGIN,
+                prompts=prompt_digests(),
+                text_reader=reader.identity,
             )
+        )
+        # Its files are complete: begun anew, they would be those of an unfinished probe if this session ended early.
+        if manifest.finished:
+            return folder
+        before = folder.spent()
+        try:
+            subjects = await _subjects(plan, folder, shown.memes, reader=reader, progress=progress)
             await _go_through(plan, folder, models=models, subjects=subjects, progress=progress)
         finally:
             # Also after a failure, as the calls made have to be paid for.
-            every = (models.target, *models.controllers)
-            folder.write_usage({one.name: Spent(**one.counts(one.usage.all)) for one in every})
+            folder.write_usage({one.name: _spent(one, before.get(one.name, Spent())) for one in every})
         folder.finish(manifest)
     return folder
+
+
+def _spent(model: MeteredModel, before: Spent) -> Spent:
+    """Usage of a model in the whole probe, which each session counts from the start, replies of the store included."""
+    counts = model.counts(model.usage.all)
+    # A session that ended before it came as far as an earlier one has counted less than is known.
+    return Spent(**{name: max(count, getattr(before, name)) for name, count in counts.items()})
 
 
 async def _go_through(
     plan: ProbePlan, folder: ProbeFolder, models: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
-    taxonomy = taxonomy_of(plan.taxonomy)
+    taxonomy = {category.name: category for category in BEGIN}
     line = _live(folder, MINED, progress, len(subjects))
     mined = await mine(models, subjects, taxonomy, batch=plan.spec.batch, tell=line)
-    folder.write_json(TAXONOMY, [one.model_dump(mode="json") for one in taxonomy.values()])
+    folder.write_json(TAXONOMY, [one.model_dump() for one in taxonomy.values()])
     # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
-    progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
+    sorted_into = Counter(one.outcome for one in mined)
+    counts = ", ".join(f"{sorted_into[outcome]:,} {outcome}" for outcome in Sorted)
+    new = ", ".join(list(taxonomy)[len(BEGIN) :]) or "none"
+    progress.tell(f"{len(mined):,} memes sorted: {counts}. New categories: {new}.")
     if plan.spec.per_category is not None:
         # By the seed of the sample, so that repeats score the same memes.
         mined = capped(mined, plan.spec.per_category, plan.drawn_by)
@@ -124,7 +146,7 @@ async def _go_through(
     counts = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ScoringOutcome)
     progress.tell(f"{len(scored):,} pairs of a meme and a category: {counts}.")
 
-    good = {category.name: usable(scored, category.name) for category in taxonomy.values()}
+    good = {name: usable(scored, name) for name in taxonomy}
     seeds = _seeds(plan, good, progress)
     folder.write_json(SEEDS, {name: [one.meme for one in those] for name, those in seeds.items() if those})
     most = plan.spec.steps * sum(map(len, seeds.values()))
@@ -147,7 +169,11 @@ def _seeds(
     if plan.seed_set is None:
         return {name: chosen_seeds(those, plan.spec.seeds, plan.seed) for name, those in good.items()}
     wanted = {name: memes[: plan.spec.seeds] for name, memes in plan.seed_set.items()}
-    seeds = {name: listed_seeds(those, wanted.get(name, ())) for name, those in good.items()}
+    seeds = {}
+    for name, those in good.items():
+        known = {one.meme: one for one in those}
+        # No replacement for a missing one, or two targets would begin their searches with different memes.
+        seeds[name] = tuple(known[meme] for meme in wanted.get(name, ()) if meme in known)
     searches = sum(map(len, wanted.values()))
     if missing := searches - sum(map(len, seeds.values())):
         progress.tell(f"{missing:,} of {searches:,} searches can't begin: their memes have no score here.")
@@ -155,7 +181,7 @@ def _seeds(
 
 
 async def _subjects(
-    folder: ProbeFolder, memes: Sequence[ShownMeme], reader: TextReader, concurrency: int, progress: Progress
+    plan: ProbePlan, folder: ProbeFolder, memes: Sequence[ShownMeme], *, reader: TextReader, progress: Progress
 ) -> list[Subject]:
     """The memes with their texts taken off; what was prepared before is not prepared again.
 
@@ -168,16 +194,29 @@ async def _subjects(
     if any(id_ not in by_id or one.pixels_sha256 != by_id[id_].pixels_sha256 for id_, one in results.done.items()):
         raise BadRequest("The probe was begun with other pictures than are there now.", reason="RUN_DIFFERS")
     results.resume(by_id)
+
+    async def prepared(item: tuple[int, ShownMeme]) -> ProbedMeme:
+        number, meme = item
+        erased = await erase(meme.frames, reader)
+        names = tuple(f"{number:05}-{frame.index}.png" for frame in erased.frames)
+        for name, frame in zip(names, erased.frames, strict=True):
+            await asyncio.to_thread(folder.write_erased, name, frame.png)
+        text = meme.text.strip()
+        return ProbedMeme(
+            **{name: getattr(meme, name) for name in ("id", "harmful", "source_label", "pixels_sha256")},
+            text=text or erased.text,
+            text_read=not text,
+            lines=erased.lines,
+            left=erased.left,
+            erased=names,
+        )
+
     if left := [(number, meme) for number, meme in enumerate(memes, 1) if meme.id not in results.done]:
         progress.tell(f"Taking the text off {len(left):,} pictures …")
-
-        async def one(item: tuple[int, ShownMeme]) -> ProbedMeme:
-            return await _prepare(folder, *item, reader)
-
         await run_items(
             left,
-            one,
-            concurrency=concurrency,
+            prepared,
+            concurrency=plan.concurrency,
             store=lambda _, meme: results.add(meme),
             progress=partial(progress.step, "erased"),
         )
@@ -185,55 +224,16 @@ async def _subjects(
         progress.tell(f"{painted:,} lines were painted over; of {still:,} pictures some can still be read.")
     # Also where none was left: a session may have been killed before this.
     results.put_in_order(by_id)
-    return [
-        Subject(
-            id=meme.id,
-            text=results.done[meme.id].text,
-            frames=meme.frames,
-            erased=tuple(
-                Frame(folder.erased(name), frame.width, frame.height, frame.index)
-                for name, frame in zip(results.done[meme.id].erased, meme.frames, strict=True)
-            ),
+    subjects = []
+    for meme in memes:
+        one = results.done[meme.id]
+        # Without a larger copy, which would still have the text.
+        erased = (
+            Frame(folder.erased(name), frame.width, frame.height, frame.index)
+            for name, frame in zip(one.erased, meme.frames, strict=True)
         )
-        for meme in memes
-    ]
-
-
-async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: TextReader) -> ProbedMeme:
-    erased = await erase(meme.frames, reader)
-    names = tuple(f"{number:05}-{frame.index}.png" for frame in erased.frames)
-    for name, frame in zip(names, erased.frames, strict=True):
-        await asyncio.to_thread(folder.write_erased, name, frame.png)
-    text = meme.text.strip()
-    return ProbedMeme(
-        id=meme.id,
-        harmful=meme.harmful,
-        source_label=meme.source_label,
-        text=text or erased.text,
-        text_read=not text,
-        pixels_sha256=meme.pixels_sha256,
-        lines=erased.lines,
-        left=erased.left,
-        erased=names,
-    )
-
-
-def _manifest(
-    plan: ProbePlan, described: Mapping[str, Any], *, models: ProbeModels, reader: TextReader
-) -> ProbeManifest:
-    named = {model.name: model for model in (models.target, *models.controllers)}
-    seeds = plan.seed_set
-    return ProbeManifest(
-        **described,
-        **plan.spec.model_dump(),
-        seed_set="" if seeds is None else digest({name: list(memes) for name, memes in seeds.items()}),
-        target=plan.target,
-        controllers=plan.controllers,
-        models={name: model.model for name, model in named.items()},
-        taxonomy=plan.taxonomy,
-        prompts=prompt_digests(),
-        text_reader=reader.identity,
-    )
+        subjects.append(Subject(meme.id, one.text, meme.frames, tuple(erased)))
+    return subjects
 
 
 def _live(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Callable[[BaseModel], None]:
@@ -247,10 +247,3 @@ def _live(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Call
         progress.step(name.removesuffix(".jsonl"), next(done), most)
 
     return line
-
-
-def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str:
-    counts = {outcome: sum(one.outcome == outcome for one in mined) for outcome in ("harmful", "harmless", "unread")}
-    new = list(taxonomy)[before:]
-    words = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
-    return f"{len(mined):,} memes sorted: {words}. New categories: {', '.join(new) or 'none'}."

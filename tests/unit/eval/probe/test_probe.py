@@ -16,7 +16,7 @@ from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
 from court.replies import UnusableReply
 from eval.probe import agents, refining
-from eval.probe.agents import PROMPTS, Category, prompt_of, taxonomy_of
+from eval.probe.agents import BEGIN, PROMPTS, Category, prompt_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ProbeSpec, ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine
@@ -27,7 +27,8 @@ from tests.support.fakes import FakeReader
 from tests.support.pictures import captioned, encode
 from tests.support.probing import APPLIANCES, ProbeWorld, fenced, role_of, scored, subject, with_scripted_models
 
-RELIGION = taxonomy_of()["religion"]
+RELIGION = BEGIN[2]
+TAXONOMY = {category.name: category for category in BEGIN}
 
 
 # Replies
@@ -92,12 +93,11 @@ def sorting(**changes):
 
 
 def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
-    taxonomy = taxonomy_of()
-    assert agents.parse_sorting(sorting(categories=["race", "race"]), taxonomy).categories == ("race",)
-    new = agents.parse_sorting(sorting(new_name=" kitchen  things ", new_definition="They laugh."), taxonomy).new
+    assert agents.parse_sorting(sorting(categories=["race", "race"]), TAXONOMY).categories == ("race",)
+    new = agents.parse_sorting(sorting(new_name=" kitchen  things ", new_definition="They laugh."), TAXONOMY).new
     assert new == Category(name="kitchen things", definition="They laugh.")
     # A "new" category that is on the list is a vote for it.
-    vote = agents.parse_sorting(sorting(new_name="gender", new_definition="As above."), taxonomy)
+    vote = agents.parse_sorting(sorting(new_name="gender", new_definition="As above."), TAXONOMY)
     assert vote.categories == ("race", "gender") and vote.new is None
 
 
@@ -117,7 +117,7 @@ def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
 )
 def test_malformed_vote_is_a_fault(changes):
     with pytest.raises(UnusableReply):
-        agents.parse_sorting(sorting(**changes), taxonomy_of())
+        agents.parse_sorting(sorting(**changes), TAXONOMY)
 
 
 def test_unchanged_rewriting_is_a_fault():
@@ -211,7 +211,7 @@ def test_text_still_readable_after_erasing_is_counted():
 
 
 def mined(path, texts, world=None, *, batch=8, controllers=1, taxonomy=None):
-    world, taxonomy = world or ProbeWorld(), taxonomy or taxonomy_of()
+    world, taxonomy = world or ProbeWorld(), taxonomy or dict(TAXONOMY)
     subjects = [subject(str(number), text) for number, text in enumerate(texts)]
 
     async def scene(models, _):
@@ -235,7 +235,7 @@ def test_miners_draw_separate_replies_and_are_spread_over_the_controllers(tmp_pa
     assert world.asked["miner"] == calls == 3, "three draws of one model, not one reply three times"
 
     async def scene(models, opened):
-        await mine(models, [subject("m", "monday")], taxonomy_of(), batch=1)
+        await mine(models, [subject("m", "monday")], dict(TAXONOMY), batch=1)
         return {name: metered.usage.made.calls for name, metered in opened.items()}
 
     calls_made, _ = with_scripted_models(tmp_path / "two", ProbeWorld(), scene, controllers=2)
@@ -396,12 +396,13 @@ def reply_ended(finish, text="something"):
 
 
 def test_declining_and_overlong_targets_are_distinguished(tmp_path):
-    found = scoring_of(tmp_path / "1", ProbeWorld(says={"target": lambda _: reply_ended(FinishReason.REFUSAL)}))
-    assert (found.outcome, found.score, found.why) == (ScoringOutcome.REFUSED, None, "the target declined")
-    found = scoring_of(
-        tmp_path / "2", ProbeWorld(says={"target": lambda _: reply_ended(FinishReason.LENGTH, "a full explanation")})
+    replies = {"1": reply_ended(FinishReason.REFUSAL), "2": reply_ended(FinishReason.LENGTH, "a full explanation")}
+    declined, cut = (
+        scoring_of(tmp_path / name, ProbeWorld(says={"target": lambda _, reply=reply: reply}))
+        for name, reply in replies.items()
     )
-    assert (found.score, found.cut) == (9, True)
+    assert (declined.outcome, declined.score, declined.why) == (ScoringOutcome.REFUSED, None, "the target declined")
+    assert (cut.score, cut.cut) == (9, True)
 
 
 def test_unreachable_server_ends_the_step_without_a_score(tmp_path):

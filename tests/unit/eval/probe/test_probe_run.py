@@ -18,6 +18,7 @@ from eval.probe.report import read_report
 from eval.probe.run import NOTICE, probe
 from eval.probe.topics import topics_of
 from eval.scores.means import mean_of
+from eval.session.engine import Progress
 from retrieval.build import build_library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source
@@ -25,7 +26,7 @@ from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.golden import check_figures
 from tests.support.paths import TESTS
-from tests.support.probing import ProbeWorld, a_plan, probed, scored, with_scripted_models, write_data_set
+from tests.support.probing import ProbeWorld, a_plan, fenced, probed, scored, with_scripted_models, write_data_set
 from tests.support.probing import data as data
 from tests.support.report_page import weakness_page, weakness_text
 from tests.support.sizes import FULL
@@ -49,10 +50,10 @@ def contents(folder):
 def test_weak_category_is_found(whole):
     _, folder, _, _ = whole
     report = read_report(folder.root)
-    assert report.mined == {Sorted.HARMFUL: 8, Sorted.HARMLESS: 2, Sorted.UNREAD: 0}
-    assert report.new == ("appliances",)
-    weakest, *others = report.categories
-    assert (weakest.name, weakest.memes) == ("religion", 3)
+    assert report.figures["mined"] == {Sorted.HARMFUL: 8, Sorted.HARMLESS: 2, Sorted.UNREAD: 0}
+    assert report.figures["new"] == ["appliances"]
+    weakest, *others, every = report.rows
+    assert (weakest.name, weakest.memes, every.name, every.memes) == ("religion", 3, "all", 8)
     assert {row.name for row in others} == {"nationality", "disability", "appliances"}
     assert (weakest.before.mean.value, weakest.before.failure.value) == (6, 0)
     # Originals don't fail; rewritten, only those of the weak category do.
@@ -62,18 +63,18 @@ def test_weak_category_is_found(whole):
         assert (row.before.mean.value, row.before.failure.value) == (9, 0)
         assert (row.after.mean.value, row.after.failure.value) == (9, 0)
         assert row.outcomes == {StepOutcome.NOT_LOWER: 1}
-    assert {one.category for one in report.failures} == {"religion"} and all(
-        isinstance(one, Step) for one in report.failures
-    )
-    assert report.gold[0].name == "harmful" and report.gold[0].memes == 8 and len(report.gold) == 1
-    assert [(row.number, row.n) for row in report.steps] == [(1, 4), (2, 1), (3, 1)]
-    (topic,) = (topic for topic in report.topics if topic.words == "round hats")
-    assert (topic.n, topic.failed, topic.mean) == (3, 3, 3)
+    (failures,) = (section.entries for section in report.sections if section.key == "failures")
+    assert len(failures) == 3
+    assert {one.tags for one in failures} == {(("bad", "religion"), ("doubt", "rewritten: not for libraries"))}
+    assert [(row["name"], row["memes"]) for row in report.figures["gold"]] == [("harmful", 8)]
+    assert [(row["number"], row["n"]) for row in report.figures["steps"]] == [(1, 4), (2, 1), (3, 1)]
+    (topic,) = (topic for topic in report.figures["topics"] if topic["words"] == "round hats")
+    assert (topic["n"], topic["failed"], topic["mean"]) == (3, 3, 3)
 
 
 def test_threshold_is_a_setting_of_the_report(whole):
     _, folder, _, _ = whole
-    assert [read_report(folder.root, threshold=at).overall.before.failure.value for at in (5, 6, 9)] == [0, 3 / 8, 1]
+    assert [read_report(folder.root, threshold=at).rows[-1].before.failure.value for at in (5, 6, 9)] == [0, 3 / 8, 1]
 
 
 def test_calls_tokens_and_cost_are_reported(whole):
@@ -89,15 +90,30 @@ def test_calls_tokens_and_cost_are_reported(whole):
 def test_repeating_a_finished_probe_makes_no_calls_and_changes_nothing(whole, tmp_path):
     plan, folder, calls, _ = whole
     before, finished = contents(folder), folder.manifest().finished
-    # As if it had been killed before the prepared pictures were in order.
-    folder.write(MEMES, reversed(folder.memes()))
     again, calls_made = probed(plan, reader=FakeReader(Unavailable("no reader", reason="NONE")))
     assert (calls_made, contents(again), again.manifest().finished) == (0, before, finished)
     assert sum(one.calls for one in again.spent().values()) == calls
+    # As if it had been killed before the prepared pictures were in order.
+    folder.write(MEMES, reversed(folder.memes()))
+    folder.write_manifest(folder.manifest().model_copy(update={"finished": None}))
+    again, calls_made = probed(plan, reader=FakeReader(Unavailable("no reader", reason="NONE")))
+    assert (calls_made, contents(again)) == (0, before) and again.manifest().finished
+    assert sum(one.calls for one in again.spent().values()) == calls
 
 
-class Interrupted(Exception):
-    pass
+def dying(calls):
+    """Returns a world whose controllers are gone after some calls."""
+    remaining = calls
+
+    class Dying(ProbeWorld):
+        def controller(self, request):
+            nonlocal remaining
+            if remaining <= 0:
+                raise Unavailable("gone", reason="MODEL_GONE")
+            remaining -= 1
+            return super().controller(request)
+
+    return Dying()
 
 
 def test_interrupted_probe_resumes_from_any_point(whole, tmp_path, data):
@@ -105,24 +121,37 @@ def test_interrupted_probe_resumes_from_any_point(whole, tmp_path, data):
     # Calls occur in every step: preparing, sorting, misbeliefs, references and scores, each part of a refinement.
     for number, most in enumerate(range(0, calls - 10, 5) if FULL else (2, 25, 70)):
         plan = a_plan(tmp_path / str(number), data)
-        world, remaining = ProbeWorld(), most
-
-        class Dying(ProbeWorld):
-            def controller(self, request):
-                nonlocal remaining
-                if remaining <= 0:
-                    raise Unavailable("gone", reason="MODEL_GONE")
-                remaining -= 1
-                return super().controller(request)
-
         with pytest.raises(Unavailable):
-            probed(plan, Dying())
+            probed(plan, dying(most))
         assert not ProbeFolder(plan.out).manifest().finished
         read_report(plan.out)  # a partial report works
-        again, calls_made = probed(plan, world)
+        again, calls_made = probed(plan)
         assert contents(again) == contents(folder)
         assert calls_made <= calls - most, "answered calls are not repeated"
         assert sum(one.calls for one in again.spent().values()) == calls
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_session_that_ends_early_does_not_forget_the_usage_of_earlier_ones(tmp_path, data):
+    class Stopping(Progress):
+        def step(self, name, done, total):
+            if name == "mined":
+                raise Interrupted
+
+    async def stopped(_, opened):
+        await probe(plan, opened, FakeReader(), Stopping())
+
+    plan = a_plan(tmp_path / "probe", data)
+    with pytest.raises(Unavailable):
+        probed(plan, dying(70))
+    counted = ProbeFolder(plan.out).spent()
+    assert counted["c0"].calls > 50 and counted["target"].calls and counted["c0"].failed
+    with pytest.raises(Interrupted):
+        with_scripted_models(plan.out, ProbeWorld(), stopped)
+    assert ProbeFolder(plan.out).spent() == counted
 
 
 def test_concurrency_does_not_affect_the_results(tmp_path, data, whole):
@@ -145,7 +174,7 @@ def test_probing_another_target_repeats_only_calls_that_depend_on_it(tmp_path, d
     for role in ("miner", "examiner", "judge", "narrator"):
         assert worlds[1].asked[role] == 0
     assert worlds[1].asked["answerer"] < worlds[0].asked["answerer"]
-    weakest = [read_report(tmp_path / str(number)).categories[0].name for number in (0, 1)]
+    weakest = [read_report(tmp_path / str(number)).rows[0].name for number in (0, 1)]
     assert weakest == ["religion", "disability"]
 
 
@@ -182,49 +211,32 @@ def test_foreign_texts_are_always_fenced(tmp_path):
     data = write_data_set(tmp_path / "data", [(text, True), ("round hats " + text, True)])
     requests = []
 
-    class Hostile(ProbeWorld):
-        def target(self, request):
-            requests.append(request)
-            return model_text
+    def new_category(request):
+        new = ("", "") if "hats" in fenced(request)[1] else ("hats", model_text)
+        return {"categories": ["religion"], "new_name": new[0], "new_definition": new[1]}
 
-        def controller(self, request):
-            requests.append(request)
-            return super().controller(request)
-
-        def _miner(self, text, taxonomy):
-            new = (
-                {"new_name": "", "new_definition": ""}
-                if "hats" in taxonomy
-                else {"new_name": "hats", "new_definition": model_text}
-            )
-            return {"categories": ["religion"], **new}
-
-        def _examiner(self, text, category):
-            return {"reason": model_text, "present": True}
-
-        def _narrator(self, text, category):
-            return {"misbelief": model_text}
-
-        def _senior(self, *_):
-            return {"answer": model_text}
-
-        def _answerer(self, *_):
-            return model_text
-
-        def _refiner(self, *_):
-            return {"explanation": model_text, "rewritten": model_text}
-
-    folder, _ = probed(a_plan(tmp_path / "probe", data, batch=1), Hostile())
+    replies = {
+        "target": model_text,
+        "answerer": model_text,
+        "examiner": {"reason": model_text, "present": True},
+        "narrator": {"misbelief": model_text},
+        "senior": {"answer": model_text},
+        "refiner": {"explanation": model_text, "rewritten": model_text},
+    }
+    fixed = {role: lambda _, reply=reply: reply for role, reply in replies.items()}
+    says = {**dict.fromkeys(("judge", "scorer", "keeps"), lambda _: None), **fixed, "miner": new_category}
+    noted = {role: lambda request, say=say: requests.append(request) or say(request) for role, say in says.items()}
+    folder, _ = probed(a_plan(tmp_path / "probe", data, batch=1), ProbeWorld(says=noted))
     assert folder.read(REWRITTEN, Step), "every role was called"
     ours = {prompt_of(role).system() for role in PROMPTS}
-    fenced = re.compile(r"\[begin (\w{16})\]\n.*?\n\[end \1\]", re.DOTALL)
+    fences = re.compile(r"\[begin (\w{16})\]\n.*?\n\[end \1\]", re.DOTALL)
     called = set()
     for request in requests:
         assert request.system in ours
         called.add(request.system)
         words = "\n".join(part for part in request.parts if isinstance(part, str))
         assert "<|" not in words and "[INST]" not in words and "[[10]]" not in words and "[[1]]" not in words
-        bare = fenced.sub("", words)
+        bare = fences.sub("", words)
         assert "SAID BY" not in bare and "round hats" not in bare and "begin" not in bare
     assert called == ours
 
@@ -313,7 +325,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
     _, folder, _, _ = whole
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root)])
     assert ran.exit_code == 0, ran.output
-    assert ran.output.startswith(weakness_text(read_report(folder.root), folder.root))
+    assert ran.output.startswith(weakness_text(read_report(folder.root)))
     assert "religion" in ran.output and "a hint" not in ran.output and "round hats lie" not in ran.output
     assert "a hint" in (folder.root / "weakness.html").read_text(), "which stays in the folder"
     output = json.loads(CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root), "--json"]).output)
@@ -327,7 +339,9 @@ def test_command_reports_on_an_existing_probe(whole, request):
 def test_terminal_report_matches_the_golden_file(whole, request):
     _, folder, _, _ = whole
     # Usage is left out, as it changes with every word of a prompt.
-    text = weakness_text(dataclasses.replace(read_report(folder.root), usage={}), folder.root) + "\n"
+    sections = read_report(folder.root).sections
+    shown = [dataclasses.replace(one, rows=()) if one.key == "usage" else one for one in sections]
+    text = weakness_text(dataclasses.replace(read_report(folder.root), sections=shown)) + "\n"
     golden = TESTS / "golden" / "probe.txt"
     if request.config.getoption("--write-golden"):
         golden.write_text(text, encoding="utf-8")
@@ -345,29 +359,30 @@ def test_refused_and_unscored_answers_are_in_no_mean(tmp_path, data):
 
     folder, _ = probed(a_plan(tmp_path / "probe", data), ProbeWorld(says={"target": answers, "scorer": rates}))
     report = read_report(folder.root)
-    (row,) = (row for row in report.categories if row.name == "religion")
+    (row,) = (row for row in report.rows if row.name == "religion")
     assert (row.before.n, row.before.scored, row.before.refused, row.before.unscored) == (3, 1, 1, 1)
     assert (row.before.mean.value, row.after.mean.value) == (6, 3)
-    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", weakness_text(report, folder.root))
-    assert "1 refused" in weakness_page(report, folder.root)
+    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", weakness_text(report))
+    assert "1 refused" in weakness_page(report)
 
 
 def test_report_without_any_score_has_no_means(tmp_path, data):
     folder, _ = probed(a_plan(tmp_path / "probe", data), ProbeWorld(says={"scorer": lambda _: "It is quite good."}))
     report = read_report(folder.root)
-    assert report.overall.before.unscored == report.overall.before.n == 8
-    assert (report.overall.before.mean, report.overall.after.mean, report.steps, report.topics) == (None, None, (), ())
-    assert "None of its explanations could be scored." in weakness_page(report, folder.root)
-    assert "unscored" in weakness_text(report, folder.root)
+    every = report.rows[-1]
+    assert every.before.unscored == every.before.n == 8 and (every.before.mean, every.after.mean) == (None, None)
+    assert (report.figures["steps"], report.figures["topics"]) == ([], [])
+    assert "None of its explanations could be scored." in weakness_page(report)
+    assert "unscored" in weakness_text(report)
 
 
 def test_page_is_deterministic_and_escapes_foreign_text(tmp_path, data, whole):
     hostile = "<script>window.hacked = 1</script>"
     world = ProbeWorld(says={"target": lambda request: hostile, "scorer": lambda _: f"{hostile} Rating: [[2]]"})
     folder, _ = probed(a_plan(tmp_path / "probe", data), world)
-    page = weakness_page(read_report(folder.root), folder.root)
+    page = weakness_page(read_report(folder.root))
     assert hostile not in page and "&lt;script&gt;window.hacked" in page
-    assert page == weakness_page(read_report(folder.root), folder.root)
+    assert page == weakness_page(read_report(folder.root))
     assert "style=" not in page, "the page's own policy would block it"
 
 
