@@ -31,7 +31,6 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.card_draft import draft_card
 from eval.datasets.check import DatasetCheck
 from eval.datasets.check import check as check_dataset
-from eval.datasets.hub import download
 from eval.datasets.known import card_file, known_cards, recognised
 from eval.datasets.record_files import keep_tables
 from eval.reports import description
@@ -40,7 +39,7 @@ from eval.scores.metrics import require_metrics
 from eval.session.engine import watching
 from eval.session.spec import spec_options
 from retrieval.library.readers import counted
-from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH
+from serving.cli.common import NEW_FILE, PATH
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
@@ -57,7 +56,6 @@ def datasets(context: click.Context, as_json: bool) -> None:
     memecourt-eval datasets describe DIR describes labels, texts and doubles
     memecourt-eval datasets card new DIR drafts a card for a data set of your own
     memecourt-eval datasets card show ID shows a card, to start another from
-    memecourt-eval datasets fetch CARD   downloads one from the Hugging Face hub, by its card
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     if context.invoked_subcommand:
         return
@@ -223,20 +221,6 @@ def new(data: Path, id_: str, out: Path | None) -> None:
     else:
         out.write_text(drafted, "utf-8")
         click.echo(f"{out}: {drafted.count('# CHECK')} guesses to check.", err=True)
-
-
-@datasets.command()
-@click.argument("id_", metavar="ID|FILE.toml")
-@click.option("--out", type=NEW_FOLDER, required=True, help="Directory to write to.")
-def fetch(id_: str, out: Path) -> None:
-    """Downloads a data set from the Hugging Face hub: the files that its card names, and its pictures.
-
-    The card has to name the repository (layout.hub). Whether you may copy and use the data set is between you and its
-    authors; the terms that the card states are shown.
-    """
-    dataset = dataset_of(id_)
-    click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
-    click.echo(download(dataset, out))
 
 
 async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:

@@ -84,9 +84,6 @@ class CardLayout(CardModel):
     """Folder of the pictures wherever it is, in place of those. Set by the program, never by cards."""
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before any other code sees the row, such as names of people."""
-    hub: str = ""
-    """The data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded when the user names
-    the data set. A copy on disk is read like any other folder."""
 
 
 class LabelFile(CardModel):

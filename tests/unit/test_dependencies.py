@@ -25,7 +25,7 @@ WHERE = {
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
     "facts": ("retrieval/facts/",),
-    "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py"),
+    "datasets": ("eval/datasets/record_files.py",),
     "labels": ("eval/scores/label_noise.py",),
     "inspect": ("eval/reports/inspect_log.py", "eval/scores/prediction_rows.py"),
     "ray": ("eval/runs/ray_cluster.py",),

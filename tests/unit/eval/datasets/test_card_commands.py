@@ -1,12 +1,6 @@
-"""Commands for cards: drafting, showing and fetching; and the folder of custom cards."""
+"""Commands for cards: drafting and showing; and the folder of custom cards."""
 
-import hashlib
 import json
-import os
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
@@ -135,82 +129,3 @@ def test_cards_are_shown_and_read_from_a_custom_folder(tmp_path, monkeypatch):
     assert "has the name of a data set that is known" in run("check", tmp_path, "--dataset", "fhm").output
     monkeypatch.setenv("MEMECOURT_CARDS", str(tmp_path / "none"))
     assert "which is no directory" in run("check", tmp_path, "--dataset", "fhm").output
-
-
-FILES = {"data/train.jsonl": b'{"id": "a", "label": 1}\n{"id": "b", "label": 0}\n', "README.md": b"not wanted"}
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """A fake Hugging Face hub with the calls that its client needs to download a repository."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        path = self.path.partition("?")[0]
-        if path == "/api/datasets/pond/frogs":
-            info = {"_id": "x", "id": "pond/frogs", "sha": COMMIT, "private": False, "downloads": 0, "likes": 0}
-            return self.reply(
-                json.dumps(info | {"tags": [], "siblings": [{"rfilename": name} for name in FILES]}).encode()
-            )
-        if path.startswith("/api/datasets/pond/frogs/tree/"):
-            tree = [{"type": "file", "oid": "0" * 40, "size": len(data), "path": name} for name, data in FILES.items()]
-            return self.reply(json.dumps(tree).encode())
-        name = path.removeprefix(f"/datasets/pond/frogs/resolve/{COMMIT}/")
-        if name in FILES:
-            return self.reply(FILES[name], name)
-        return self.reply(b"{}", status=404)
-
-    def reply(self, body, name="", status=200):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Repo-Commit", COMMIT)
-        if name:
-            self.send_header("ETag", f'"{hashlib.sha1(body, usedforsecurity=False).hexdigest()}"')
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
-def test_data_set_is_fetched_from_the_hub(tmp_path):
-    card = tmp_path / "frogs.toml"
-    card.write_text(
-        'format = 1\nid = "frogs"\ntitle = "Frogs"\nlicence = "CC0"\nlayout = {kind = "jsonl", hub = "pond/frogs"}\n'
-        '[[splits]]\nname = "train"\nrole = "train"\nfiles = ["data/train.jsonl"]\n[fields]\nid = "id"\n'
-        '[[tasks]]\nid = "green"\nkind = "binary"\nof = "label"\nmap = {"1" = "green", "0" = "brown"}\n'
-    )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    command = [sys.executable, "-m", "eval", "datasets", "fetch", str(card), "--out", str(tmp_path / "data")]
-    where = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    environment = os.environ | where | {"HF_ENDPOINT": address}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        other = tmp_path / "toads.toml"
-        other.write_text(card.read_text().replace("pond/frogs", "pond/toads"))
-        command[-3] = str(other)
-        unknown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    finally:
-        server.shutdown()
-        server.server_close()
-    unreachable = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert unreachable.returncode == 1 and "could not be had from the hub (ConnectError)" in unreachable.stderr
-    assert done.returncode == 0, done.stderr
-    assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()
-    read = read_by_card(read_card(card), tmp_path / "data", "train")
-    assert [meme.tasks["green"] for meme in read.memes] == [("green",), ("brown",)]
-    assert (
-        unknown.returncode == 1
-        and "could not be had from the hub" in unknown.stderr
-        and "Traceback" not in unknown.stderr
-    )
-
-
-def test_fetching_a_card_without_a_repository_is_refused(tmp_path):
-    ran = run("fetch", "pridemm", "--out", tmp_path / "data")
-    assert ran.exit_code == 1 and "names no repository" in ran.output
