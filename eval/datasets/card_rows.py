@@ -4,13 +4,12 @@ Large tables have equal cells, to which a rule is applied once. A cell that is u
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import repeat
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from court.meme import LIMITS
 from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
 from eval.datasets.items import JudgedMeme, Level, Protocol
 from eval.datasets.record_files import TEXTS, Block, Coded
-from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
-from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word, require_text, text_of, word_of
+from eval.datasets.verbs import Expression, JoinOf, compile_expression
+from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word, text_of, word_of
 from retrieval.library.picture_finder import ADDRESS, leads_out
 from retrieval.text import TextColumn
 
@@ -50,34 +49,31 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     if task.columns:
         return _by_columns(task, join_of)
     assert task.of is not None
-    value, absent = compile_expression(task.of, join_of), _absent(task)
+    of, value, absent = task.of, compile_expression(task.of, join_of), _absent(task)
     labels = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
-    to_label = _lookup(labels, task.id, task.of.name)
-    if task.votes is not None:
-        return _by_votes(task, value, to_label)
-    if task.kind is TaskKind.MULTI:
-
-        def several(record: Record) -> GoldOfTask:
-            found = value(record)
-            if found is None or (not isinstance(found, list) and absent(found)):
-                return _missing(task, task.of, record)
-            items = found if isinstance(found, list) else [found]
-            # A label that a row names twice counts once.
-            return GoldOfTask(tuple(dict.fromkeys(to_label(item) for item in items)))
-
-        return several
+    to_label = _lookup(labels, task.id, of.name)
     # Created once and shared by rows.
     answers = {label: GoldOfTask((label,)) for label in task.labels}
+    is_multi = task.kind is TaskKind.MULTI
 
-    def one(record: Record) -> GoldOfTask:
+    def gold(record: Record) -> GoldOfTask:
         found = value(record)
-        return _missing(task, task.of, record) if absent(found) else answers[to_label(found)]
+        if task.votes is None and not is_multi:
+            return _missing(task, of, record) if absent(found) else answers[to_label(found)]
+        if not isinstance(found, list) and absent(found):
+            return _missing(task, of, record)
+        cells = found if isinstance(found, list) else [found]
+        if task.votes is None:
+            # A label that a row names twice counts once.
+            return GoldOfTask(tuple(dict.fromkeys(map(to_label, cells))))
+        # An empty cell is an annotator who gave no answer.
+        votes = Counter(to_label(cell) for cell in cells if not absent(cell))
+        return _by_votes(task, votes, of.name) if votes else _missing(task, of, record)
 
-    return one
+    return gold
 
 
-def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTask:
-    assert of is not None
+def _missing(task: CardTask, of: Expression, record: Record) -> GoldOfTask:
     if task.missing == "problem":
         if of.column not in ("", *record):
             reason = "there is no label, as in a test split: the row has no such column"
@@ -145,38 +141,19 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
     return several
 
 
-def _by_votes(task: CardTask, value: Compiled, to_label: Callable[[object], str]) -> GoldRule:
-    assert task.of is not None and task.votes is not None
-    name, votes, absent = task.of.name, task.votes, _absent(task)
-
-    def voted(record: Record) -> GoldOfTask:
-        found = value(record)
-        cells = found if isinstance(found, list) else [found]
-        # An empty cell is an annotator who gave no answer.
-        counts = Counter(to_label(cell) for cell in cells if not absent(cell))
-        total = sum(counts.values())
-        if not total:
-            return _missing(task, task.of, record)
-        # In the task's order, so that equal votes are written identically.
-        shares = {label: counts[label] / total for label in task.labels if counts[label]} if votes.keep else {}
-        annotators = total if shares else 0
-        most = max(counts.values())
-        first = [label for label, count in counts.items() if count == most]
-        if len(first) > 1 or most < votes.least:
-            if task.missing == "problem":
-                raise BadCell(f"no label of {task.id} has the most votes, and {votes.least} or more", name)
-            # A tie yields no label, but the shares are kept all the same.
-            return GoldOfTask(None, task.missing == "drop", shares, annotators)
-        return GoldOfTask((first[0],), shares=shares, annotators=annotators)
-
-    return voted
-
-
-T = TypeVar("T")
-_SIMPLE = frozenset({str, int, bool, type(None)})
-"""Types of cells that are equal if they mean the same."""
-Faults = dict[int, BadCell]
-"""Faults of rows, by place in their block."""
+def _by_votes(task: CardTask, counts: Counter[str], column: str) -> GoldOfTask:
+    assert task.votes is not None
+    total = counts.total()
+    # In the task's order, so that equal votes are written identically.
+    shares = {label: counts[label] / total for label in task.labels if counts[label]} if task.votes.keep else {}
+    most = max(counts.values())
+    first = [label for label, count in counts.items() if count == most]
+    if len(first) == 1 and most >= task.votes.least:
+        return GoldOfTask((first[0],), shares=shares, annotators=total if shares else 0)
+    if task.missing == "problem":
+        raise BadCell(f"no label of {task.id} has the most votes, and {task.votes.least} or more", column)
+    # A tie yields no label, but the shares are kept all the same.
+    return GoldOfTask(None, task.missing == "drop", shares, total if shares else 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -199,92 +176,109 @@ class MemeBlock:
     split: str
     file: str
     """Name of their file below the data set's directory."""
-    lines: Sequence[int]
-    ids: Sequence[str]
-    fields: Mapping[str, Sequence[str]]
-    """Texts by field of a meme, for the fields that the card fills."""
-    golds: Sequence[RowGold]
-    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Cells of further columns that the reader was asked for."""
+    rows: Block
+    """Their rows, with what the card makes of them in columns that begin with ``@``."""
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.rows)
 
-    def texts(self, name: str) -> Sequence[str]:
-        """Values of a field, empty ones if the card does not fill it."""
-        return self.fields.get(name) or ("",) * len(self)
+    @property
+    def ids(self) -> Sequence[str]:
+        """Ids, which are unique in a data set without faults."""
+        return self.rows.columns["@meme"]
+
+    @property
+    def golds(self) -> Sequence[RowGold]:
+        """Gold labels."""
+        return self.rows.columns["@gold"]
+
+    def values(self, name: str) -> Sequence[Any]:
+        """Values of any field of a meme, empty ones if the card does not fill it."""
+        if name in RowGold.__slots__:
+            return list(map(attrgetter(name), self.golds))
+        return [self.split] * len(self) if name == "split" else self.rows.columns.get(f"@{name}", [""] * len(self))
+
+    def cells(self, column: str) -> Sequence[Any]:
+        """Cells of a column of the file that the reader was asked for."""
+        return self.rows.columns.get(column, [None] * len(self))
 
     @cached_property
     def text_column(self) -> TextColumn:
         """The memes' texts, for work on all of them."""
-        return TextColumn(self.texts("text"))
-
-    def values(self, name: str) -> Iterable[Any]:
-        """Values of any field of a meme."""
-        if name == "split":
-            return repeat(self.split, len(self))
-        return map(attrgetter(name), self.golds) if name in RowGold.__slots__ else self.texts(name)
+        return TextColumn(self.values("text"))
 
     def pictures(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Names of the pictures, as :attr:`~eval.datasets.items.JudgedMeme.picture` of each meme."""
-        for image, id_, language, group in zip(
-            self.texts("image"), self.ids, self.texts("language"), self.texts("group"), strict=True
-        ):
-            yield image, {"id": id_, "language": language, "group": group}
+        names = ("language", "group")
+        for image, id_, *others in zip(self.values("image"), self.ids, *map(self.values, names), strict=True):
+            yield image, {"id": id_, **dict(zip(names, others, strict=True))}
 
     def memes(self) -> Iterator[JudgedMeme]:
         """The memes one by one."""
-        values = zip(*self.fields.values(), strict=True) if self.fields else iter([()] * len(self))
-        for id_, line, gold, cells in zip(self.ids, self.lines, self.golds, values, strict=True):
+        names = [name for name in (*TEXT_FIELDS, "image", "language") if f"@{name}" in self.rows.columns]
+        columns = (self.ids, self.rows.numbers, self.golds, *map(self.values, names))
+        for id_, line, gold, *texts in zip(*columns, strict=True):
             yield JudgedMeme(
                 id=id_,
                 split=self.split,
                 file=self.file,
                 line=line,
                 **{name: getattr(gold, name) for name in RowGold.__slots__},
-                **dict(zip(self.fields, cells, strict=True)),
+                **dict(zip(names, texts, strict=True)),
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CellRule(Generic[T]):
-    """A rule on some columns, which is applied once to equal cells."""
+_SIMPLE = frozenset({str, int, bool, type(None)})
+"""Types of cells that are equal if they mean the same."""
+ColumnRule = Callable[[Block], Sequence[Any]]
+"""A value for each row, or in its place the row's fault, a BadCell."""
 
-    names: Collection[str] | None
-    """Columns that it reads; None if only a row tells, as for a column whose name another cell completes."""
-    rule: Callable[[dict[str, Any]], T]
-    """Raises BadCell for cells that it can't use."""
 
-    def of(self, block: Block) -> tuple[Sequence[T | None], Faults]:
-        """Results for the rows, None for those with a fault."""
-        columns = block.columns
-        names = tuple(columns if self.names is None else (name for name in self.names if name in columns))
-        results: Sequence[T | BadCell]
-        if not names:
-            results = Coded((self._try({}),), np.zeros(len(block), np.int64))
-        # 1 and true are equal in Python, and two labels.
-        elif self.names is None or not all(
-            kinds <= _SIMPLE and not {int, bool} <= kinds for kinds in map(block.kinds, names)
-        ):
-            results = [
-                self._try(dict(zip(names, cells, strict=True)))
-                for cells in zip(*map(columns.__getitem__, names), strict=True)
-            ]
-        elif len(names) == 1:
-            results = Coded.of(columns[names[0]]).with_words(lambda cell: self._try({names[0]: cell}))
-        else:
-            rows = list(zip(*map(columns.__getitem__, names), strict=True))
-            results = Coded.of(rows).with_words(lambda cells: self._try(dict(zip(names, cells, strict=True))))
-        if not any(isinstance(one, BadCell) for one in (results.words if isinstance(results, Coded) else results)):
-            return cast(Sequence[T | None], results), {}
-        faults = {place: one for place, one in enumerate(results) if isinstance(one, BadCell)}
-        return [None if isinstance(one, BadCell) else one for one in results], faults
+def column_rule(names: Collection[str] | None, rule: Callable[[dict[str, Any]], Any]) -> ColumnRule:
+    """Makes a rule for some columns one for many rows, which is applied once to equal cells.
 
-    def _try(self, record: dict[str, Any]) -> T | BadCell:
+    Args:
+        names: Columns that it reads; None if only a row tells, as for a column whose name another cell completes.
+        rule: Rule, which raises BadCell for cells that it can't use.
+    """
+
+    def tried(record: dict[str, Any]) -> Any:
         try:
-            return self.rule(record)
+            return rule(record)
         except BadCell as bad:
             return bad
+
+    def values(block: Block) -> Sequence[Any]:
+        columns = block.columns
+        read = tuple(columns if names is None else (name for name in names if name in columns))
+        if not read:
+            return Coded((tried({}),), np.zeros(len(block), np.int64))
+        rows = columns[read[0]] if len(read) == 1 else list(zip(*map(columns.__getitem__, read), strict=True))
+
+        def value(row: Any) -> Any:
+            return tried(dict(zip(read, (row,) if len(read) == 1 else row, strict=True)))
+
+        # 1 and true are equal in Python, and two labels.
+        if names is None or not all(kinds <= _SIMPLE and not {int, bool} <= kinds for kinds in map(block.kinds, read)):
+            return list(map(value, rows))
+        return Coded.of(rows).with_words(value)
+
+    return values
+
+
+def faults_of(values: Sequence[Any]) -> dict[int, BadCell]:
+    """Faults of rows among the values of a rule, by place."""
+    if BadCell not in set(map(type, values.words if isinstance(values, Coded) else values)):
+        return {}
+    return {place: one for place, one in enumerate(values) if isinstance(one, BadCell)}
+
+
+def _or_faults(values: Sequence[Any], *others: Sequence[Any]) -> Sequence[Any]:
+    """The values, with a row's first fault in other columns in place of its own value."""
+    faults = dict[int, BadCell]()
+    for column in others:
+        faults = faults_of(column) | faults
+    return [faults.get(place, value) for place, value in enumerate(values)] if faults else values
 
 
 def _columns_of(*expressions: Expression) -> tuple[str, ...] | None:
@@ -294,58 +288,37 @@ def _columns_of(*expressions: Expression) -> tuple[str, ...] | None:
     return tuple(sorted({name for one in expressions for name in one.columns()}))
 
 
-class _TextRule:
-    """Texts of a field of the memes.
+def _text_rule(
+    expression: Expression, join_of: JoinOf, finish: Callable[[str], str] = str, *, is_id: bool = False
+) -> ColumnRule:
+    """Rule for the texts of a field of the memes, empty for missing ones.
 
     Args:
         finish: Last step, which may raise BadCell.
     """
+    value, column = compile_expression(expression, join_of), expression.name
 
-    def __init__(
-        self, expression: Expression, join_of: JoinOf, finish: Callable[[str], str] = str, *, is_id: bool = False
-    ) -> None:
-        value, column = compile_expression(expression, join_of), expression.name
+    def text(record: dict[str, Any]) -> str:
+        found = value(record)
+        # bool is a subclass of int in Python, but true is not a valid id.
+        if is_id and (isinstance(found, bool) or not isinstance(found, str | int | float)):
+            absent = bool(expression.column) and column not in record
+            raise BadCell("it has no id" + ": the row has no such column" * absent, column)
+        return finish(text_of(found, column))
 
-        def text(record: dict[str, Any]) -> str:
-            found = value(record)
-            # bool is a subclass of int in Python, but true is not a valid id.
-            if is_id and (isinstance(found, bool) or not isinstance(found, str | int | float)):
-                absent = bool(expression.column) and column not in record
-                raise BadCell("it has no id" + ": the row has no such column" * absent, column)
-            return finish(text_of(found, column))
+    one_by_one = column_rule(_columns_of(expression), text)
+    is_column = expression.model_fields_set == {"column"}
 
-        self._rule = CellRule(_columns_of(expression), text)
-        self._column = expression.column if expression.model_fields_set == {"column"} else ""
-        self._finish = finish
-
-    def of(self, block: Block) -> tuple[Sequence[str], Faults]:
-        """The texts, empty for missing ones and those with a fault."""
-        words = _plain_texts(block, self._column) if self._column in block.columns else None
+    def texts(block: Block) -> Sequence[Any]:
         # Nearly every cell of a large table is a text that can be taken as it is.
-        with suppress(BadCell):
-            if words is not None:
-                return words if self._finish is str else list(map(self._finish, words)), {}
-        found, faults = self._rule.of(block)
-        return [word or "" for word in found] if faults else cast(Sequence[str], found), faults
+        words = block.columns[column] if is_column and column in block.columns and block.kinds(column) == TEXTS else ()
+        joined = "".join(words)
+        if words and joined.isascii() and (len(joined) <= LIMITS.max_text or max(map(len, words)) <= LIMITS.max_text):
+            with suppress(BadCell):
+                return words if finish is str else list(map(finish, words))
+        return one_by_one(block)
 
-
-def _plain_texts(block: Block, column: str) -> Sequence[str] | None:
-    """Cells of a column as texts that can be stored; None if these have to be looked at one by one."""
-    kinds, cells = block.kinds(column), block.columns[column]
-    if kinds == {int}:
-        return list(map(str, cells))
-    if not TEXTS.issuperset(kinds - {type(None)}):
-        return None
-    words = cells if kinds == TEXTS else [cell or "" for cell in cells]
-    joined = "".join(words)
-    fits = joined.isascii() and (len(joined) <= LIMITS.max_text or max(map(len, words)) <= LIMITS.max_text)
-    if not fits:
-        try:
-            for word in words:
-                require_text(word)
-        except BadCell:
-            return None
-    return words
+    return texts
 
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
@@ -364,73 +337,61 @@ class RowRules:
     """
 
     def __init__(self, card: DatasetCard, join_of: JoinOf) -> None:
-        fields = card.fields
+        fields, tasks = card.fields, card.all_tasks()
         self.id_column = fields.id.name
-        self._id = _TextRule(fields.id, join_of, self._stripped_id, is_id=True)
-        self._language = _TextRule(fields.language, join_of, str.strip) if fields.language else None
+        # Ids repeat across files of languages, and have these as a prefix.
+        self._prefix = max((len(one) + 1 for split in card.splits for one in split.languages), default=0)
+        self._id = _text_rule(fields.id, join_of, self._stripped_id, is_id=True)
+        self._language = _text_rule(fields.language, join_of, str.strip) if fields.language else None
         self._texts = {
-            name: _TextRule(expression, join_of)
+            f"@{name}": _text_rule(expression, join_of)
             for name in TEXT_FIELDS
             if (expression := getattr(fields, name)) is not None
         }
         self._picture_column = fields.picture.name if fields.picture else ""
-        self._picture = _TextRule(fields.picture, join_of, self._image) if fields.picture else None
-        self._tasks = [(task, compile_task(task, join_of)) for task in card.all_tasks()]
+        self._picture = _text_rule(fields.picture, join_of, self._image) if fields.picture else None
+        self._tasks = [(task, compile_task(task, join_of)) for task in tasks]
         self._harm = card.court_task
-        names = _columns_of(*(one for task in card.all_tasks() for one in task.expressions()))
-        self._gold = CellRule(None if any(task.variants for task in card.tasks) else names, self._gold_of)
+        names = _columns_of(*(one for task in tasks for one in task.expressions()))
+        self._gold = column_rule(None if any(task.variants for task in card.tasks) else names, self._gold_of)
 
-    def with_ids(self, block: Block, language: str) -> tuple[Block, Sequence[str], Faults]:
-        """The ids of rows, and the rows with their own ids as ``@id`` and, if known, ``@language``.
+    def with_ids(self, block: Block, language: str) -> Block:
+        """The rows with their own ids as ``@id``, those of memes as ``@meme`` and, if known, their ``@language``.
 
         Args:
             language: Language of their file; empty if the split has one file.
         """
-        columns, faults = dict(block.columns), Faults()
         # The file's language takes precedence over a column, since it is part of the id.
         if language:
-            columns["@language"] = (language,) * len(block)
+            block = block.with_columns({"@language": (language,) * len(block)})
         elif self._language is not None:
-            columns["@language"], faults = self._language.of(replace(block, columns=columns))
-        ids, bad = self._id.of(replace(block, columns=columns))
+            block = block.with_columns({"@language": self._language(block)})
         # `@id` stays the row's own id, which joins use; ids repeat across language files.
-        columns["@id"] = ids
+        own = ids = self._id(block)
         if language:
-            ids = [f"{language}-{id_}" for id_ in ids]
-        if max(map(len, ids), default=0) > _LONGEST_ID:
-            long = BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
-            bad = {place: long for place, id_ in enumerate(ids) if len(id_) > _LONGEST_ID} | bad
-        return replace(block, columns=columns), ids, bad | faults
+            ids = [id_ if isinstance(id_, BadCell) else f"{language}-{id_}" for id_ in own]
+        return block.with_columns({"@id": own, "@meme": _or_faults(ids, block.columns.get("@language", ()))})
 
-    def fields_of(self, block: Block) -> tuple[dict[str, Sequence[str]], Sequence[RowGold | None], Faults]:
-        """Texts of rows by field of a meme, and their gold labels, None for those that a task drops.
+    def with_fields(self, block: Block) -> Block:
+        """The rows with the texts of a meme, and as ``@gold`` their labels: None if a task drops it, or their fault.
 
         Args:
             block: Rows with ids, as by :meth:`with_ids`.
         """
-        values, faults = dict[str, Sequence[str]](), Faults()
-
-        def note(bad: Faults) -> None:
-            # The first fault of a row is reported.
-            faults.update({place: one for place, one in bad.items() if place not in faults})
-
-        for name, rule in self._texts.items():
-            values[name], bad = rule.of(block)
-            note(bad)
+        values = {name: rule(block) for name, rule in self._texts.items()}
+        texts = tuple(values.values())
         # Set after the texts are computed, since the group is one of them.
-        group = values.get("group") or Coded(("",), np.zeros(len(block), np.int64))
-        block = replace(block, columns={**block.columns, "@group": group})
-        golds, bad = self._gold.of(block)
-        note(bad)
-        if self._picture is not None:
-            values["image"], bad = self._picture.of(block)
-            note(bad)
-        values["language"] = block.columns.get("@language") or [""] * len(block)
-        return values, golds, faults
+        block = block.with_columns({"@group": values.get("@group", ("",) * len(block))})
+        golds = self._gold(block)
+        values["@image"] = ("",) * len(block) if self._picture is None else self._picture(block)
+        # The first fault of a row is reported.
+        return block.with_columns({**values, "@gold": _or_faults(golds, *texts, golds, values["@image"])})
 
     def _stripped_id(self, word: str) -> str:
         if not (id_ := word.strip()):
             raise BadCell("it has no id", self.id_column)
+        if len(id_) + self._prefix > _LONGEST_ID:
+            raise BadCell(f"its id is longer than {_LONGEST_ID - self._prefix} characters", self.id_column)
         return id_
 
     def _gold_of(self, record: dict[str, Any]) -> RowGold | None:

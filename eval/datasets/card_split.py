@@ -2,19 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
-from eval.datasets.card_rows import TEXT_FIELDS, CellRule, MemeBlock, RowGold, RowRules
+from eval.datasets.card_rows import TEXT_FIELDS, ColumnRule, MemeBlock, RowRules, column_rule, faults_of
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import Block, Numbered, RecordFile, as_blocks, kind_of, truths_of, unpacked_pictures
 from eval.datasets.verbs import MADE_NAMES, Join
@@ -25,7 +21,6 @@ from retrieval.library.tables import parse_object, read_text
 
 _NONE: dict[str, Any] = {}
 _BY_ROW = "@row"
-T = TypeVar("T")
 
 
 def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
@@ -378,10 +373,6 @@ class CardReader:
             # meme.
             yield replace(block, columns={name: cells for name, cells in block.columns.items() if name not in never})
 
-    def __iter__(self) -> Iterator[JudgedMeme]:
-        for block in self.blocks():
-            yield from block.memes()
-
     def blocks(self) -> Iterator[MemeBlock]:
         """The memes by columns, many at once."""
         # Counters restart with each iteration.
@@ -400,11 +391,11 @@ class CardReader:
                     # Only fields whose columns have not been seen yet are still tracked.
                     unseen = {name: columns for name, columns in unseen.items() if not columns & whole.columns.keys()}
                 # Stored like a column, where expressions and joins find it.
-                rows = replace(whole, columns={**whole.columns, "@row": range(start + 1, counted[language] + 1)})
+                rows = whole.with_columns({"@row": range(start + 1, counted[language] + 1)})
                 labels = self.split.labels
                 for block in (rows,) if labels is None else as_blocks(self._joins.with_labels(labels, rows)):
-                    if memes := self._memes_of(block, path, language):
-                        yield memes
+                    if len(memes := self._memes_of(block, path, language)):
+                        yield MemeBlock(self.split.name, path.relative_to(self.data).as_posix(), memes)
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to report about columns.
@@ -418,73 +409,55 @@ class CardReader:
             source = self.split.ids[0] if self.split.ids else self.paths[0].name
             self.problems.append(Problem(source, 0, "", f"{len(absent):,} ids of the split have no row in the file"))
 
-    def _memes_of(self, block: Block, path: Path, language: str) -> MemeBlock | None:
-        """The memes in a block, if any; other rows are counted and noted."""
-        ids: Sequence[str] = ("",) * len(block)
+    def _memes_of(self, block: Block, path: Path, language: str) -> Block:
+        """The rows of a block that are memes of the split; others are counted and noted."""
         problems: list[Problem] = []
 
-        def sound(faults: Mapping[int, BadCell]) -> NDArray[np.bool_]:
-            """Refuses rows with a fault; returns true for the others."""
-            problems.extend(Problem(path.name, block.numbers[at], ids[at], str(bad)) for at, bad in faults.items())
-            found = np.ones(len(block), np.bool_)
-            found[list(faults)] = False
-            return found
-
-        def go_on_with(rows: NDArray[np.bool_]) -> None:
-            nonlocal block, ids
-            if not rows.all():
-                block, ids = block.taken(rows), list(compress(ids, rows))
+        def sift(values: Sequence[Any]) -> int:
+            """Goes on with rows whose value is true, refuses those with a fault, and returns the number of others."""
+            nonlocal block
+            good, faults = truths_of(values), faults_of(values)
+            good[list(faults)] = False
+            ids = block.columns.get("@meme", ("",) * len(block))
+            for at, bad in faults.items():
+                problems.append(Problem(path.name, block.numbers[at], ids[at] if ids is not values else "", str(bad)))
+            if not good.all():
+                block = block.taken(good)
+            return len(good) - int(good.sum()) - len(faults)
 
         if block.fault:
-            go_on_with(sound(dict.fromkeys(range(len(block)), BadCell(block.fault))))
+            sift([BadCell(block.fault)] * len(block))
         # Checked before the id: rows of other splits may have invalid ids.
-        if self._where is not None and len(block):
-            here, faults = self._where.of(block)
-            good = sound(faults)
-            self.elsewhere += int(np.count_nonzero(good & ~truths_of(here)))
-            go_on_with(good & truths_of(here))
+        elif self._where is not None:
+            self.elsewhere += sift(self._where(block))
         if len(block):
-            block, found, faults = self._rules.with_ids(block, language)
-            good, ids = sound(faults), found
-            go_on_with(good)
-        if self._listed is not None:
-            listed = np.array([id_ in self._listed for id_ in ids], np.bool_)
-            self.elsewhere += int(np.count_nonzero(~listed))
-            go_on_with(listed)
-        fields, golds, faults = self._rules.fields_of(block) if len(block) else ({}, [], {})
-        labelled = truths_of(golds)
-        # Labels are read before duplicates are checked: a duplicate is refused only if it would have counted.
-        if not self._doubles and (len(set(ids)) < len(ids) or not self._seen.isdisjoint(ids)):
-            for place, id_ in enumerate(ids):
-                if not labelled[place] or place in faults:
-                    continue  # leaves its id free for another
-                # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
-                if id_ in self._seen:
-                    faults[place] = BadCell(DOUBLED, self._rules.id_column)
-                self._seen.add(id_)
-        good = sound(faults)
-        self.excluded += int(np.count_nonzero(good & ~labelled))
-        good &= labelled
+            block = self._rules.with_ids(block, language)
+            sift(block.columns["@meme"])
+        if len(block) and self._listed is not None:
+            self.elsewhere += sift([id_ in self._listed for id_ in block.columns["@meme"]])
+        if len(block):
+            block = self._rules.with_fields(block)
+            self.excluded += sift(self._golds_of(block))
+            self._seen.update(block.columns["@meme"])
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)
+        return block
 
-        def taken(cells: Sequence[T]) -> Sequence[T]:
-            return cells if good.all() else list(compress(cells, good))
-
-        if not len(ids := taken(ids)):
-            return None
-        if not self._doubles or self._listed is not None:
-            self._seen.update(ids)
-        nothing = (None,) * len(block)
-        return MemeBlock(
-            split=self.split.name,
-            file=path.relative_to(self.data).as_posix(),
-            lines=taken(block.numbers),
-            ids=ids,
-            fields={name: taken(cells) for name, cells in fields.items()},
-            golds=cast(Sequence[RowGold], taken(golds)),
-            cells={name: taken(block.columns.get(name, nothing)) for name in self._columns},
-        )
+    def _golds_of(self, block: Block) -> Sequence[Any]:
+        """Labels of rows, or the fault that a row's id stands in another."""
+        ids, golds = block.columns["@meme"], block.columns["@gold"]
+        if self._doubles or (len(set(ids)) == len(ids) and self._seen.isdisjoint(ids)):
+            return golds
+        found = list(golds)
+        for place, id_ in enumerate(ids):
+            # A row that is refused or dropped leaves its id free for another.
+            if found[place] is None or isinstance(found[place], BadCell):
+                continue
+            # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
+            if id_ in self._seen:
+                found[place] = BadCell(DOUBLED, self._rules.id_column)
+            self._seen.add(id_)
+        return found
 
     def _field_columns(self) -> dict[str, set[str]]:
         """Columns that each field is computed from; fields without columns or with joined columns are left out."""
@@ -497,27 +470,27 @@ class CardReader:
                 found[name] = columns
         return found
 
-    def _rows_of_split(self) -> CellRule[bool] | None:
-        """Returns a predicate that is true for rows of this split; a row that belongs to no split is refused."""
+    def _rows_of_split(self) -> ColumnRule | None:
+        """Returns a rule that is true for rows of this split; a row that belongs to no split is refused."""
         if not self.split.where:
             return None
-        files = self.split.files
+
+        def words(values: str | Sequence[str]) -> set[str]:
+            return {values} if isinstance(values, str) else set(values)
+
         known: dict[str, set[str]] = {}
         for split in self.card.splits:
             # Values of all splits in the same file are valid; any other value is a fault of the row or the card.
-            for column, values in split.where.items() if split.files == files else ():
-                known.setdefault(column, set()).update([values] if isinstance(values, str) else values)
-        wanted = {
-            column: {values} if isinstance(values, str) else set(values) for column, values in self.split.where.items()
-        }
+            for column, values in split.where.items() if split.files == self.split.files else ():
+                known.setdefault(column, set()).update(words(values))
 
         def is_here(record: Record) -> bool:
-            for column, values in wanted.items():
+            for column, values in self.split.where.items():
                 word = (word_of(record.get(column), column) or "").strip()
                 if word not in known[column]:
                     raise BadCell(f"it names no split of the card ({', '.join(sorted(known[column]))})", column)
-                if word not in values:
+                if word not in words(values):
                     return False
             return True
 
-        return CellRule(tuple(wanted), is_here)
+        return column_rule(tuple(self.split.where), is_here)

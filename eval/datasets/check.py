@@ -150,7 +150,7 @@ class _Found:
     def add(self, block: MemeBlock, paths: Iterable[Path | None]) -> None:
         """Adds the memes of a block, with the files of their pictures."""
         self.splits.extend(repeat(block.split, len(block)))
-        self.lines.extend(block.lines)
+        self.lines.extend(block.rows.numbers)
         self.ids.extend(block.ids)
         self.golds.extend(block.golds)
         self.texts.extend(map(hash, block.text_column.keys()))

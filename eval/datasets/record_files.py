@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import compress, count, groupby, islice, repeat
 from operator import itemgetter
@@ -117,6 +117,10 @@ class Block:
         # Made columns, such as the number of the row, are none of the file.
         is_text = self.texts and not name.startswith("@")
         return TEXTS if is_text else frozenset(map(type, self.columns[name]))
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Block:
+        """The rows with further columns."""
+        return replace(self, columns={**self.columns, **columns})
 
     def taken(self, here: NDArray[np.bool_]) -> Block:
         """The rows for which ``here`` is true."""

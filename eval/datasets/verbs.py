@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from retrieval.library.cells import BadCell, Record, fill, is_missing, placeholders_of, word_of
 
-MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
+MADE_NAMES = ("@row", "@id", "@meme", "@language", "@group", "@variant", "@text", "@ocr", "@caption", "@image", "@gold")
 """Names that are set for every row, whatever its format; columns with these names are not read."""
 _ORIGINS = frozenset({"column", "path", "list_", "join", "const"})
 Compiled = Callable[[Record], Any]

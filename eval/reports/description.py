@@ -103,13 +103,13 @@ class _Material:
         return labels
 
     def _cells(self, column: str) -> list[Any]:
-        return list(chain.from_iterable(block.cells[column] for block in self._blocks))
+        return list(chain.from_iterable(block.cells(column) for block in self._blocks))
 
     @cached_property
     def months(self) -> list[str]:
         """Month of each meme, of the first column that has any."""
         names = [name for name in self.columns if name in (self.wanted.date, *_DATES)]
-        named = [name for name in names if any(any(block.cells[name]) for block in self._blocks)]
+        named = [name for name in names if any(any(block.cells(name)) for block in self._blocks)]
         found = (list(map(month_of, self._cells(name))) for name in named)
         return next((months for months in found if any(months)), [])
 

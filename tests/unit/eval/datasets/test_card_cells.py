@@ -325,7 +325,7 @@ def test_problems_name_columns_missing_from_a_row(tmp_path):
         task = {"id": "t", "kind": "single", "of": "harm", "labels": ["1", "0"]} | changes.pop("task", {})
         fields = {"id": "id"} | changes
         reader = CardReader(own_card("jsonl", ["rows.jsonl"], fields=fields, tasks=[task]), tmp_path, "all")
-        assert list(reader) == []
+        assert list(reader.blocks()) == []
         return reader.problems[0].reason
 
     label = "there is no label, as in a test split: the row has no such column"

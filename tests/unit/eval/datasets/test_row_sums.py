@@ -118,5 +118,5 @@ def read(card, data, part, doubles):
     reader = CardReader(card, data, part, doubles=doubles, columns=("n", "absent"))
     blocks = list(reader.blocks())
     memes = [meme for block in blocks for meme in block.memes()]
-    cells = [row for block in blocks for row in zip(*map(block.cells.get, ("n", "absent")), strict=True)]
+    cells = [row for block in blocks for row in zip(*map(block.cells, ("n", "absent")), strict=True)]
     return memes, cells, reader.problems, (reader.rows, reader.refused, reader.elsewhere, reader.excluded)
