@@ -438,7 +438,8 @@ class CardReader:
         if len(block):
             block = self._rules.with_fields(block)
             self.excluded += sift(self._golds_of(block))
-            self._seen.update(block.columns["@meme"])
+            if not self._doubles or self._listed is not None:
+                self._seen.update(block.columns["@meme"])
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)
         return block

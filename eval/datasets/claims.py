@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from court.digests import digest
 from court.errors import BadRequest
+from eval.datasets.record_files import parsed_rows
+from retrieval.library.cells import BadCell
 from retrieval.library.tables import json_records, read_text
 
 _MOST = 2000
 """Characters of a claim, at most."""
-_SHOWN = 5
 
 
 class Gold(StrEnum):
@@ -50,29 +52,23 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
     Raises:
         BadRequest: The file can't be read, contains no claim, or has lines of an unknown layout; lists the first.
     """
-    claims: list[GoldClaim] = []
-    faults: list[str] = []
     ids: set[str] = set()
-    for line, record in json_records(read_text(path, "claims")):
-        try:
-            if isinstance(record, str):
-                raise ValueError(record)
-            for place, one in enumerate(_claims_of(record), 1):
-                if (claim := _claim(one, f"{line}.{place}")) is None:
-                    continue
-                if claim.id in ids:
-                    raise ValueError(f"its id {claim.id[:40]!r} is taken")
-                ids.add(claim.id)
-                claims.append(claim)
-        except ValueError as error:
-            faults.append(f"line {line:,}: {error}")
+
+    def parse(line: int, record: dict[str, Any]) -> list[GoldClaim]:
+        claims = [_claim(one, f"{line}.{place}") for place, one in enumerate(_claims_of(record), 1)]
+        found = list(filter(None, claims))
+        for claim in found:
+            if claim.id in ids:
+                raise BadCell(f"its id {claim.id[:40]!r} is taken")
+            ids.add(claim.id)
+        return found
+
     # The whole file is rejected: otherwise a part of it would be measured as if it were all.
-    if faults:
-        more = f"; and {len(faults) - _SHOWN:,} more lines" if len(faults) > _SHOWN else ""
-        raise BadRequest(f"{path.name} can't be used: {'; '.join(faults[:_SHOWN])}{more}.", reason="CLAIMS_UNREADABLE")
-    if not claims:
+    records = json_records(read_text(path, "claims"))
+    read = parsed_rows(path, records, parse, purpose="used as claims", reason="CLAIMS_UNREADABLE")
+    if not any(read):
         raise BadRequest(f"{path.name} holds no claim that is true or false.", reason="CLAIMS_UNREADABLE")
-    return tuple(claims)
+    return tuple(chain.from_iterable(read))
 
 
 def claims_digest(claims: tuple[GoldClaim, ...]) -> str:
@@ -81,12 +77,12 @@ def claims_digest(claims: tuple[GoldClaim, ...]) -> str:
 
 
 def _claims_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Claims of a line, with their labels. Raises ValueError."""
+    """Claims of a line, with their labels. Raises BadCell."""
     claims = record.get("claims", [record])
     if not isinstance(claims, list) or not all(
         isinstance(one, dict) and {"claim", "label"} <= set(one) for one in claims
     ):
-        raise ValueError("it has no claim with a label: give id, claim and label")
+        raise BadCell("it has no claim with a label: give id, claim and label")
     # An id identifies a line; if a line has several claims, they are numbered.
     return claims if claims == [record] else [one | {"id": None} for one in claims]
 
@@ -94,12 +90,12 @@ def _claims_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 def _claim(record: dict[str, Any], place: str) -> GoldClaim | None:
     text, label, known = record["claim"], record["label"], record.get("id")
     if not isinstance(text, str) or not text.strip() or len(text) > _MOST:
-        raise ValueError(f"a claim is a text of up to {_MOST:,} characters")
+        raise BadCell(f"a claim is a text of up to {_MOST:,} characters")
     if known is not None and not isinstance(known, str | int):
-        raise ValueError("its id is no text")
+        raise BadCell("its id is no text")
     # Data sets spell the same label in different ways.
     word = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     if not isinstance(label, str | bool | None) or word not in _GOLD:
-        raise ValueError(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")
+        raise BadCell(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")
     gold = _GOLD[word]
     return None if gold is None else GoldClaim(place if known is None else str(known), " ".join(text.split()), gold)

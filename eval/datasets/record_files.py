@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from court.digests import digest
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
+from retrieval.library.cells import BadCell
 from retrieval.library.tables import csv_blocks, header_of, parse_object, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
@@ -42,6 +43,8 @@ _BATCH = 2048
 """Rows of a columnar file that are in memory at once."""
 _SMALL_BATCH = 32
 """Rows in memory at once while their pictures are written."""
+_LISTED = 10
+"""Largest number of faults that an error message lists."""
 _ENDINGS = {
     ".jsonl": FileKind.JSONL,
     ".json": FileKind.JSON,
@@ -216,6 +219,42 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
             # Raises an error with the line and advice on converting the file.
             read_text(path, "memes")
             raise
+
+
+def parsed_rows(
+    path: Path,
+    records: Iterable[Numbered],
+    parse: Callable[[int, dict[str, Any]], S],
+    *,
+    purpose: str,
+    reason: str,
+    unit: str = "line",
+) -> list[S]:
+    """Results of a function for each row of a file, which is used as a whole or not at all.
+
+    Args:
+        parse: Function that raises BadCell for a fault.
+        purpose: Words after "can't be", for the message.
+
+    Raises:
+        BadRequest: There is no row, or one has a fault: the message lists the first of them.
+    """
+    found, faults = list[S](), list[str]()
+    for number, record in records:
+        try:
+            if isinstance(record, str):
+                raise BadCell(record)
+            found.append(parse(number, record))
+        except BadCell as bad:
+            faults.append(f"{unit} {number}: {bad}")
+    if not found and not faults:
+        faults.append("it holds no rows")
+    if faults:
+        # All faults are counted but only a few are shown: a file with mixed-up columns has one in each line.
+        more = f"\n… and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
+        message = f"{path.name} can't be {purpose}:\n" + "\n".join(faults[:_LISTED]) + more
+        raise BadRequest(message, reason=reason)
+    return found
 
 
 def read_json_lines(path: Path, kind: type[M]) -> Iterator[tuple[int, M]]:

@@ -1,9 +1,12 @@
-"""Reader of files with rows about memes, such as annotators' votes."""
+"""Reader of files with rows about memes, such as predictions and annotators' votes."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from court.errors import BadRequest
+from eval.datasets.card import FileKind
+from eval.datasets.record_files import RecordFile, kind_of, parsed_rows
 from retrieval.library.cells import BadCell, label_of, word_of
 from retrieval.library.tables import (
     Record,
@@ -15,12 +18,9 @@ from retrieval.library.tables import (
     repeated_names,
 )
 
-_LISTED = 10
-"""Largest number of faults that an error message lists."""
-
 
 def read_meme_rows(path: Path, columns: Sequence[str], what: str) -> tuple[list[tuple[str, ...]], int]:
-    """Reads CSV with a header or JSON lines; other columns are ignored.
+    """Reads the columns of a table; others are ignored.
 
     Args:
         columns: Names of the required columns, the first being the meme's id and the last a word that may be missing.
@@ -30,34 +30,23 @@ def read_meme_rows(path: Path, columns: Sequence[str], what: str) -> tuple[list[
 
     Raises BadRequest: The file can't be read, or a line is invalid; the message lists the first faults by line.
     """
-    rows: list[tuple[str, ...]] = []
-    faults: list[str] = []
-    for line, record in table_records(path, columns, what):
-        fault, row = record if isinstance(record, str) else "", []
-        for column in columns if not fault else ():
-            value = None if isinstance(record, str) else record.get(column)
+
+    def parse(_: int, record: dict[str, Any]) -> tuple[str, ...]:
+        row = []
+        for column in columns:
             # Unchanged: labels are the data set's own words.
             try:
-                word = (word_of(value, column) or "").strip()
+                row.append((word_of(record.get(column), column) or "").strip())
             except BadCell:
-                word = ""
+                row.append("")
             # Known only when all words are: "none" is a label beside one other.
-            if not word and column != columns[-1]:
-                fault = f"{column} is empty, or neither a word nor a whole number"
-                # One fault per line is enough to find the line.
-                break
-            row.append(word)
-        if fault:
-            faults.append(f"line {line}: {fault}")
-        else:
-            rows.append(tuple(row))
-    if not rows and not faults:
-        faults.append("it holds no rows")
-    if faults:
-        more = f"\n… and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
-        raise BadRequest(
-            f"{path.name} can't be used as {what}:\n" + "\n".join(faults[:_LISTED]) + more, reason="ROWS_UNUSABLE"
-        )
+            if not row[-1] and column != columns[-1]:
+                raise BadCell(f"{column} is empty, or neither a word nor a whole number")
+        return tuple(row)
+
+    rows = parsed_rows(
+        path, table_records(path, columns, what), parse, purpose=f"used as {what}", reason="ROWS_UNUSABLE"
+    )
     words = {label_of(row[-1], {"none"}) for row in rows} - {None}
     # Beside one other label, "none" is one itself.
     usable = [row for row in rows if label_of(row[-1], {"none"} if len(words) == 2 else ()) is not None]
@@ -65,7 +54,24 @@ def read_meme_rows(path: Path, columns: Sequence[str], what: str) -> tuple[list[
 
 
 def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Record]:
-    """Records of a CSV or JSON lines file whose header must name these columns. Raises BadRequest as above."""
+    """Records of CSV, JSON lines or Parquet with these columns, whose names are in lower case.
+
+    Raises BadRequest: The file can't be read.
+    """
+    named = " and ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
+    # Of two columns with the same name the last would silently win.
+    fault = iter([(1, f"the header must name {named}, and no column twice")])
+    if (kind := kind_of(path)) in (FileKind.PARQUET, FileKind.ARROW):
+        rows = iter(RecordFile(path, kind))
+        first = list(next(([row] for row in rows), []))
+        names = [name.lower() for _, row in first for name in row]
+        if first and (not set(columns) <= set(names) or repeated_names(names)):
+            return fault
+        return (
+            (place, dict(zip(names, row.values(), strict=True)))
+            for place, row in chain(first, rows)
+            if isinstance(row, dict)
+        )
     content = read_text(path, what)
     if content.lstrip().startswith("{"):
         return json_records(content)
@@ -73,6 +79,5 @@ def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Rec
         return iter(())
     delimiter = delimiter_of(content, tuple(columns))
     if delimiter is None or repeated_names(header_of(content, delimiter)):
-        named = " and ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
-        return iter([(1, f"the header must name {named}, and no column twice")])
+        return fault
     return csv_records(content, delimiter)

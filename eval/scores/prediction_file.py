@@ -10,7 +10,7 @@ Answers to a question of a data set's card are mapped to labels by the same rule
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,19 @@ from court.errors import BadRequest
 from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.card_rows import compile_task
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol, TaskAnswer
+from eval.datasets.record_files import parsed_rows
 from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
-from eval.scores.prediction_rows import PredictionRows, prediction_rows
+from eval.scores.prediction_rows import prediction_rows
 from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word
 from retrieval.library.readers import LABEL_WORDS
 
-_MOST_LISTED = 10
-"""Largest number of faults that an error message lists."""
 _FEWEST_SCORES = 3
 """Scores of rows with a label, and of rows without it, that are needed to compare them with the labels."""
 _CONTRADICTS = 0.1
 """AUROC of scores against the same file's labels below which they contradict these."""
 _SHOWN = 60
 """Characters of an id that a message shows: if columns are mixed up, it must not quote a meme's text."""
-_COLUMNS = ("id", "label", "score")
 
 NO_ANSWER = "NO_ANSWER"
 """Reason of a prediction whose label is empty."""
@@ -51,7 +49,7 @@ _PARTED_BY = ";"
 """Separator between labels in a text cell."""
 SCORE_COLUMN = "score:"
 """Prefix of the column with a label's probability."""
-_ANSWER = "label"
+_LABEL = "label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +73,6 @@ class ScoredFile:
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
 
-class LineFault(Exception):
-    """Fault in a line; its message does not quote the meme."""
-
-
 def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "") -> ScoredFile:
     """Reads the predictions in ``path`` for ``memes``.
 
@@ -87,70 +81,71 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
             malformed score.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
-    levelled = any(meme.level is not None for meme in memes)
-    words, rows = _words_of(memes), prediction_rows(path, scorer)
-    found, *read = _collected(path, memes, rows, lambda id_, row: _prediction(id_, row, words, levelled=levelled))
-    return _scored(memes, _with_benign_levels(found, path), *read, used=_COLUMNS)
+    words, levelled = _words_of(memes), any(meme.level is not None for meme in memes)
+
+    def predict(id_: str, record: Mapping[str, Any]) -> Prediction:
+        label = record[_LABEL]
+        if not is_missing(label) and plain_word(label) is None:
+            raise BadCell("the label is neither a word nor a whole number")
+        if (word := label_of(label, words) or "") not in words:
+            raise BadCell(
+                "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no "
+                "answer, or the data set's own words)"
+            )
+        outcome, level = words[word]
+        return Prediction(
+            meme=id_,
+            outcome=outcome,
+            score=read_score(record.get("score")),
+            # In a data set without levels, there is nothing to score a level against.
+            level=level if levelled else None,
+            reason=NO_ANSWER if outcome is Outcome.FAILED else "",
+        )
+
+    read = _read(path, memes, scorer, predict, used={"score"})
+    return replace(read, predictions=_with_benign_levels(read.predictions, path))
 
 
-def _scored(
+def _read(
+    path: Path,
     memes: Sequence[JudgedMeme],
-    predictions: Mapping[str, Prediction],
-    columns: Iterable[str],
-    notes: Iterable[str],
+    scorer: str,
+    predict: Callable[[str, Mapping[str, Any]], Prediction],
     *,
     used: Collection[str],
 ) -> ScoredFile:
-    """One prediction for each meme."""
+    """One prediction for each meme. Raises BadRequest: A row is invalid, or there is none."""
+    unit, records, notes = prediction_rows(path, scorer)
+    known = {meme.id for meme in memes}
+    seen: dict[str, int] = {}
+    columns: dict[str, None] = {}
+
+    def parse(line: int, record: Mapping[str, Any]) -> Prediction:
+        columns.update(dict.fromkeys(record))
+        id_ = record.get("id")
+        # In Python, True is an int and would become the id "True".
+        if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
+            raise BadCell("it has no id")
+        # Ids in JSON may be numbers, while those of the split are strings.
+        id_ = str(id_).strip()
+        if id_ in seen:
+            raise BadCell(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
+        # Before it is looked up, so that a repeated unknown id is reported as a duplicate.
+        seen[id_] = line
+        if id_ not in known:
+            raise BadCell(f"no meme of the split has the id {id_[:_SHOWN]!r}")
+        if _LABEL not in record:
+            raise BadCell("it has no label; leave it empty where there is no answer")
+        return predict(id_, record)
+
+    found = parsed_rows(path, records, parse, purpose="scored as it is", reason="PREDICTIONS_UNUSABLE", unit=unit)
+    predictions = {one.meme: one for one in found}
     return ScoredFile(
         predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
         missing=tuple(meme.id for meme in memes if meme.id not in predictions),
-        unused=tuple(name for name in columns if name not in used),
-        notes=(*notes, *_contradictions(predictions.values())),
+        unused=tuple(name for name in columns if name not in ("id", _LABEL, *used)),
+        notes=(*notes, *_contradictions(found)),
     )
-
-
-def _collected(
-    path: Path,
-    memes: Sequence[JudgedMeme],
-    rows: PredictionRows,
-    predict: Callable[[str, Mapping[str, Any]], Prediction],
-) -> tuple[dict[str, Prediction], tuple[str, ...], tuple[str, ...]]:
-    """Predictions of a file by meme, one per row; the names of its columns in order; and notes.
-
-    Raises BadRequest: A row is invalid, or there is none; the message lists the first faults.
-    """
-    known = {meme.id for meme in memes}
-    seen: dict[str, int] = {}
-    predictions: dict[str, Prediction] = {}
-    columns: dict[str, None] = {}
-    faults: list[str] = []
-    unit, records, notes = rows
-    for line, record in records:
-        try:
-            if isinstance(record, str):
-                raise LineFault(record)
-            columns.update(dict.fromkeys(record))
-            id_ = _id(record)
-            if id_ in seen:
-                raise LineFault(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
-            # Before it is looked up, so that a repeated unknown id is reported as a duplicate.
-            seen[id_] = line
-            if id_ not in known:
-                raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}")
-            predictions[id_] = predict(id_, record)
-        except LineFault as fault:
-            faults.append(f"{unit} {line}: {fault}")
-    if not faults and not seen:
-        faults.append("it holds no predictions")
-    if faults:
-        # All faults are counted but only a few are shown: a file with mixed-up columns has one in each line.
-        more = f"\n… and {len(faults) - _MOST_LISTED:,} more" if len(faults) > _MOST_LISTED else ""
-        raise BadRequest(
-            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_MOST_LISTED]) + more,
-            reason="PREDICTIONS_UNUSABLE",
-        )
-    return predictions, tuple(columns), notes
 
 
 def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
@@ -173,25 +168,23 @@ def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
             )
 
 
-def _with_benign_levels(predictions: dict[str, Prediction], path: Path) -> dict[str, Prediction]:
+def _with_benign_levels(predictions: tuple[Prediction, ...], path: Path) -> tuple[Prediction, ...]:
     """Adds the level "not harmful" in a file that has levels; a plain "harmful" has no level and is a fault.
 
     If only some harmful memes had a level, the error in levels would be computed over an arbitrary subset.
     """
-    if all(prediction.level is None for prediction in predictions.values()):
+    if all(prediction.level is None for prediction in predictions):
         return predictions
     # Somewhat and very harmful differ in their distance from gold: a missing level would hide an error.
-    gaps = [id_ for id_, one in predictions.items() if one.outcome is Outcome.HARMFUL and one.level is None]
+    gaps = [one.meme for one in predictions if one.outcome is Outcome.HARMFUL and one.level is None]
     if gaps:
         raise BadRequest(
             f"{path.name} gives levels of some memes, but of {len(gaps):,} others it says harmful and not how much, "
             f"{gaps[0]!r} among them. Give a level (somewhat or very harmful) to all of them, or to none.",
             reason="PREDICTIONS_UNUSABLE",
         )
-    return {
-        id_: one.model_copy(update={"level": Level.NOT_HARMFUL}) if one.outcome is Outcome.NOT_HARMFUL else one
-        for id_, one in predictions.items()
-    }
+    benign = {"level": Level.NOT_HARMFUL}
+    return tuple(one.model_copy(update=benign) if one.outcome is Outcome.NOT_HARMFUL else one for one in predictions)
 
 
 def _words_of(memes: Sequence[JudgedMeme]) -> Mapping[str, tuple[Outcome, Level | None]]:
@@ -206,44 +199,11 @@ def _words_of(memes: Sequence[JudgedMeme]) -> Mapping[str, tuple[Outcome, Level 
     return {**own, **_LABELS}
 
 
-def _prediction(
-    id_: str, record: Mapping[str, Any], words: Mapping[str, tuple[Outcome, Level | None]], *, levelled: bool
-) -> Prediction:
-    if "label" not in record:
-        raise LineFault("it has no label; leave it empty where there is no answer")
-    if not is_missing(record["label"]) and plain_word(record["label"]) is None:
-        raise LineFault("the label is neither a word nor a whole number")
-    word = label_of(record["label"], words) or ""
-    if word not in words:
-        raise LineFault(
-            "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
-            "or the data set's own words)"
-        )
-    outcome, level = words[word]
-    return Prediction(
-        meme=id_,
-        outcome=outcome,
-        score=read_score(record.get("score")),
-        # In a data set without levels, there is nothing to score a level against.
-        level=level if levelled else None,
-        reason=NO_ANSWER if outcome is Outcome.FAILED else "",
-    )
-
-
-def _id(record: Mapping[str, Any]) -> str:
-    id_ = record.get("id")
-    # In Python, True is an int and would become the id "True".
-    if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
-        raise LineFault("it has no id")
-    # Ids in JSON may be numbers, while those of the split are strings.
-    return str(id_).strip()
-
-
 def read_score(value: Any) -> float | None:
-    """The probability in a cell; None if it is empty. Raises LineFault for anything else."""
+    """The probability in a cell; None if it is empty. Raises BadCell for anything else."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    fault = LineFault("the score is no number from 0 to 1")
+    fault = BadCell("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise fault
     try:
@@ -264,68 +224,46 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
             a label nor a probability.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
-    rules = _AnswerRules(task)
-    found = _collected(path, memes, prediction_rows(path, scorer), rules.prediction)
-    return _scored(memes, *found, used={*_COLUMNS[:2], *rules.scores})
+    # Accepts the labels' own names, too, if the data set's files use other values for them.
+    raw = {} if task.columns else dict(task.map)
+    # With the labels' names added, the reader of labels no longer accepts true for 1.
+    if raw.keys() == {"0", "1"}:
+        raw |= {"true": raw["1"], "false": raw["0"]}
+    # The rules of gold labels, with our own column.
+    how = {
+        "of": Expression(column=_LABEL),
+        "columns": {},
+        "map": {**raw, **{label: label for label in task.labels}},
+        "missing": "none",
+        "votes": None,
+    }
+    gold_of = compile_task(task.model_copy(update=how), _no_join)
+    # Column names are read in lower case.
+    columns = {label: f"{SCORE_COLUMN}{label.lower()}" for label in task.labels}
 
-
-class _AnswerRules:
-    """Rules that turn a row into an answer."""
-
-    def __init__(self, task: CardTask) -> None:
-        self.task = task
-        # Accepts the labels' own names, too, if the data set's files use other values for them.
-        raw = {} if task.columns else dict(task.map)
-        # With the labels' names added, the reader of labels no longer accepts true for 1.
-        if raw.keys() == {"0", "1"}:
-            raw |= {"true": raw["1"], "false": raw["0"]}
-        # The rules of gold labels, with our own column.
-        how = {
-            "of": Expression(column=_ANSWER),
-            "columns": {},
-            "map": {**raw, **{label: label for label in task.labels}},
-            "missing": "none",
-            "votes": None,
-        }
-        self._whole = compile_task(task.model_copy(update=how), _no_join)
-        # Column names are read in lower case.
-        self.scores = {f"{SCORE_COLUMN}{label.lower()}": label for label in task.labels}
-
-    def prediction(self, id_: str, record: Mapping[str, Any]) -> Prediction:
-        """The prediction of a row. Raises LineFault."""
-        if _ANSWER not in record:
-            raise LineFault("it has no label; leave it empty where there is no answer")
-        scores = self._scores(record)
-        try:
-            labels = self._labels(record[_ANSWER])
-        except BadCell as bad:
-            raise LineFault(str(bad)) from None
-        if labels is None:
-            return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
-        # In the card's order, so that the same answer is always written the same way.
-        ordered = tuple(label for label in self.task.labels if label in labels)
-        return Prediction(
-            meme=id_, outcome=Outcome.ANSWERED, said={self.task.id: TaskAnswer(labels=ordered, scores=scores)}
-        )
-
-    def _labels(self, cell: Any) -> tuple[str, ...] | None:
-        if self.task.kind is TaskKind.MULTI:
+    def predict(id_: str, record: Mapping[str, Any]) -> Prediction:
+        read = {label: read_score(record.get(column)) for label, column in columns.items()}
+        scores = {label: score for label, score in read.items() if score is not None}
+        # A label without a probability would rank last or first merely because it is missing.
+        if scores and len(scores) < len(read):
+            missing = ", ".join(label for label in read if label not in scores)
+            raise BadCell(f"it has a probability of some labels and none of {missing}")
+        cell = record[_LABEL]
+        if task.kind is TaskKind.MULTI:
             if isinstance(cell, str) and cell.strip():
                 cell = [part.strip() for part in cell.split(_PARTED_BY) if part.strip()]
         elif isinstance(cell, list):
             if len(cell) != 1:
-                raise LineFault(f"it has {len(cell)} labels, and a meme has one of {self.task.id}")
+                raise BadCell(f"it has {len(cell)} labels, and a meme has one of {task.id}")
             cell = cell[0]
-        return self._whole({_ANSWER: cell}).labels
+        if (labels := gold_of({_LABEL: cell}).labels) is None:
+            return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
+        # In the card's order, so that the same answer is always written the same way.
+        ordered = tuple(label for label in task.labels if label in labels)
+        said = {task.id: TaskAnswer(labels=ordered, scores=scores)}
+        return Prediction(meme=id_, outcome=Outcome.ANSWERED, said=said)
 
-    def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
-        read = {label: read_score(record.get(column)) for column, label in self.scores.items()}
-        found = {label: score for label, score in read.items() if score is not None}
-        # A label without a probability would rank last or first merely because it is missing.
-        if found and len(found) < len(read):
-            missing = ", ".join(label for label in read if label not in found)
-            raise LineFault(f"it has a probability of some labels and none of {missing}")
-        return found
+    return _read(path, memes, scorer, predict, used=columns.values())
 
 
 def _no_join(_: Join) -> Callable[[Record], Record]:

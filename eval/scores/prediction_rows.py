@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
-from eval.datasets.record_files import RecordFile
+from eval.datasets.record_files import kind_of
 from eval.scores.meme_rows import table_records
 from retrieval.library.tables import Record
 
@@ -44,23 +43,9 @@ def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
             reason="PREDICTIONS_UNUSABLE",
             field="scorer",
         )
-    if path.suffix.lower() == ".parquet":
-        return PredictionRows("row", _parquet_records(path))
-    return PredictionRows("line", table_records(path, _COLUMNS, "predictions"))
-
-
-def _parquet_records(path: Path) -> Iterator[Record]:
-    rows = iter(RecordFile(path, FileKind.PARQUET))
-    first = next(rows, None)
-    if first is None:
-        return
-    names = [name.lower() for name in first[1]]
-    # As in a table: of two columns with the same name the last would silently win.
-    if not set(_COLUMNS) <= set(names) or len(set(names)) < len(names):
-        yield 1, f"the columns must be {' and '.join(_COLUMNS)} among others, and none there twice"
-        return
-    for number, row in itertools.chain([first], rows):
-        yield number, row if isinstance(row, str) else {name.lower(): value for name, value in row.items()}
+    return PredictionRows(
+        "row" if kind_of(path) is FileKind.PARQUET else "line", table_records(path, _COLUMNS, "predictions")
+    )
 
 
 _BIG = frozenset({"events", "attachments", "messages", "store"})

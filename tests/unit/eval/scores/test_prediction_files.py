@@ -72,11 +72,11 @@ def test_parquet_faults_are_reported_by_row(tmp_path, parquet):
 
 
 def test_unusable_parquet_columns_and_files_are_reported(tmp_path, parquet):
-    assert "must be id and label" in fault_in(write_table(parquet, tmp_path / "a.parquet", meme=["a"], label=["1"]))
-    assert "none there twice" in fault_in(
+    assert "must name id and label" in fault_in(write_table(parquet, tmp_path / "a.parquet", meme=["a"], label=["1"]))
+    assert "no column twice" in fault_in(
         write_table(parquet, tmp_path / "b.parquet", id=["a"], label=["1"], Label=["0"])
     )
-    assert "it holds no predictions" in fault_in(write_table(parquet, tmp_path / "c.parquet", id=[], label=[]))
+    assert "it holds no rows" in fault_in(write_table(parquet, tmp_path / "c.parquet", id=[], label=[]))
     (tmp_path / "d.parquet").write_text("id,label\na,1\n")
     assert "can't be read as parquet" in fault_in(tmp_path / "d.parquet")
     assert "none.parquet is not there" in fault_in(tmp_path / "none.parquet")
@@ -164,7 +164,7 @@ def test_scores_without_answers_are_no_predictions(tmp_path, inspect):
     file = a_log(inspect, tmp_path / "theirs.eval", ("a", {"first": None}, {}), ("b", {"first": ""}, {}))
     assert "has no answers by the scorer 'first'" in fault_in(file)
     assert "nothing in it was scored" in fault_in(a_log(inspect, tmp_path / "none.eval", ("a", {}, {})))
-    assert "it holds no predictions" in fault_in(a_log(inspect, tmp_path / "empty.eval"))
+    assert "it holds no rows" in fault_in(a_log(inspect, tmp_path / "empty.eval"))
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])

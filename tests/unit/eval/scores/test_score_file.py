@@ -161,8 +161,8 @@ def test_very_long_id_is_shortened_in_the_error(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "it holds no predictions"),
-        ("id,label\n", "it holds no predictions"),
+        ("", "it holds no rows"),
+        ("id,label\n", "it holds no rows"),
         ("meme,label\na,1\n", "the header must name id and label"),
         ("id,label,label\na,1,1\n", "the header must name id and label, and no column twice"),
         (b"id,label\na,\xff\n", "is not UTF-8 text"),

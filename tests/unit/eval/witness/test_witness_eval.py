@@ -104,7 +104,7 @@ def test_claims_are_read_in_every_layout(tmp_path, lines, expected_claims):
         ([{"claims": ["A"]}], "it has no claim"),
         ([{"question": "A"}], "it has no claim"),
         ([{"claim": "A", "label": "Unknown"}], "holds no claim that is true or false"),
-        ([{"claim": "A"}] * 9, "and 4 more lines"),
+        ([{"claim": "A"}] * 14, "and 4 more"),
     ],
 )
 def test_unusable_claims_file_is_refused_with_its_lines(tmp_path, lines, words):
