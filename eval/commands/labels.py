@@ -20,8 +20,7 @@ from eval.commands.options import (
 )
 from eval.reports.label_sections import annotators_section, noise_section, soft_section, subgroup_sections
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
-from eval.scores import annotators as scored
-from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.annotators import annotator_agreement, card_votes, harm_shares, soft_labels, soft_scores, votes_of
 from eval.scores.label_noise import find_task_noise
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.subgroups import groups_of, subgroup_tables
@@ -102,7 +101,7 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     lead: list[str] = []
     if votes.is_dir():
         own = read_results(votes)
-        cast = scored.card_votes(own)
+        cast = card_votes(own)
         lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
         if own.question is None:
             # A run of trials is itself compared with its memes' votes.
@@ -117,13 +116,13 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
         if by_field:
             raise click.UsageError("--column maps id, annotator or label to a column, as in annotator=who.")
         rows, missing = read_meme_rows(votes, tuple(wanted.values()), "votes of annotators")
-        cast = scored.same_spelling([scored.AnnotatorVote(*row) for row in rows])
+        cast = votes_of(rows)
         if missing:
             lead.append(f"{missing:,} rows of {votes.name} have no label and count as no vote.")
-    agreement = annotator_agreement(cast, seed=seed)
-    soft = soft_labels(cast)
-    sections = [annotators_section(agreement)]
-    scores = []
+    if not cast:
+        raise BadRequest("There are no votes of annotators.", reason="VOTES_MISSING")
+    section, agreement = annotators_section(cast, annotator_agreement(cast, seed=seed))
+    sections, soft, scores = [section], soft_labels(cast), []
     if runs:
         shares = harm_shares(soft, named)
         for results in read_runs(runs):
@@ -131,11 +130,7 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
             lead += unfinished_in_words([results])
             scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
         sections.append(soft_section(scores))
-    figures = {
-        "agreement": asdict(agreement),
-        "soft_labels": soft,
-        "runs": [{"run": name, **asdict(one)} for name, one in scores],
-    }
+    figures = {"agreement": agreement, "soft_labels": soft, "runs": [{"run": name, **one} for name, one in scores]}
     return Shown(title="Annotators", lead=lead, sections=sections, figures=figures)
 
 
@@ -157,12 +152,11 @@ def noise(runs: tuple[Path, ...], protocol: str | None, show: int) -> Shown:
     name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
     if read[0].question is not None and protocol is not None:
         raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
-    found = find_task_noise(read, None if read[0].question else protocols_of(protocol, read[0].protocols)[0])
-    lead = (
-        [f"Not looked at, as too few memes have it, or lack it: {', '.join(found.too_few)}."] if found.too_few else []
-    )
-    sections = [noise_section(one, name, show, label=label) for label, one in found.by_label.items()]
-    return Shown(title="Label noise", lead=lead, sections=sections, figures={"of": name, **asdict(found)})
+    found, too_few = find_task_noise(read, None if read[0].question else protocols_of(protocol, read[0].protocols)[0])
+    lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(too_few)}."] if too_few else []
+    sections = [noise_section(one, name, show, label=label) for label, one in found.items()]
+    figures = {"of": name, "by_label": found, "too_few": too_few}
+    return Shown(title="Label noise", lead=lead, sections=sections, figures=figures)
 
 
 def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:

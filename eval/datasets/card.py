@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -20,7 +20,6 @@ from eval.datasets.items import Protocol
 from eval.datasets.verbs import CardModel, Expression
 from retrieval.library.picture_finder import leads_out
 
-E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
 _IN_LEVELS = "mmae"
 """The only metric that is not a share: its unit is a level."""
@@ -218,60 +217,62 @@ class CardTask(CardModel):
             found = dict.fromkeys(str(label) for label in mapped.values())
         return {**value, "labels": tuple(found or ())}
 
-    @model_validator(mode="after")
-    def _consistent(self) -> CardTask:
-        multi = self.kind is TaskKind.MULTI
+    def _faults(self) -> Iterator[str]:
+        multi, known = self.kind is TaskKind.MULTI, set(self.labels)
         # Exactly one source of labels: with two, the reader would have to guess which one wins.
         if (self.of is None) == (not self.columns) or (self.columns and not multi):
-            raise ValueError(f"task {self.id}: needs of; or, of kind multi, a table of columns in its place")
-        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError(
-                f"task {self.id}: needs two labels or more, each once, named by labels, map or columns; it has "
-                f"{', '.join(self.labels) or 'none'}"
-            )
+            yield "needs of; or, of kind multi, a table of columns in its place"
+        if len(self.labels) < 2 or len(known) < len(self.labels):
+            named = ", ".join(self.labels) or "none"
+            yield f"needs two labels or more, each once, named by labels, map or columns; it has {named}"
         if self.kind is TaskKind.BINARY and len(self.labels) != 2:
-            raise ValueError(f"task {self.id}: has {len(self.labels)} labels, and a binary task has two")
-        known = set(self.labels)
-        named: dict[str, set[str]] = {
-            "columns": set(self.columns),
-            "define": set(self.define),
+            yield f"has {len(self.labels)} labels, and a binary task has two"
+        harmful, benign = (self.court.harmful, self.court.benign) if self.court else ((), ())
+        tables: dict[str, Iterable[str]] = {
+            "columns": self.columns,
+            "define": self.define,
             # With columns, the map only translates cells (true or false), so its values are not labels.
-            "map": set() if self.columns else {str(label) for label in self.map.values()},
-            "court": {*self.court.harmful, *self.court.benign} if self.court else set(),
-            "protocols": {label for entry in self.protocols.values() for label in entry.drop},
+            "map": () if self.columns else map(str, self.map.values()),
+            "court": (*harmful, *benign),
+            "protocols": (label for entry in self.protocols.values() for label in entry.drop),
         }
-        for table, names in named.items():
+        for table, names in tables.items():
             # A misspelt label would have no memes and be reported as missing from the data set.
-            if names - known:
-                raise ValueError(f"task {self.id}: {table} names {', '.join(sorted(names - known))}, which is no label")
+            if unknown := set(names) - known:
+                yield f"{table} names {', '.join(sorted(unknown))}, which is no label"
         if self.columns and any(not isinstance(value, bool) for value in self.map.values()):
-            raise ValueError(f"task {self.id}: map gives true or false where there are columns")
+            yield "map gives true or false where there are columns"
         # The court decides between two classes: a meme with several labels could be in both.
-        if self.court and (multi or set(self.court.harmful) & set(self.court.benign)):
-            raise ValueError(f"task {self.id}: court needs one label a meme, and each on one side")
+        if self.court and (multi or set(harmful) & set(benign)):
+            yield "court needs one label a meme, and each on one side"
         # A jury without a column would leave every row of that language unlabelled.
         if unknown := set(self.variant_of.values()) - set(self.variants):
-            raise ValueError(f"task {self.id}: variant_of names {', '.join(sorted(unknown))}, which is no variant")
+            yield f"variant_of names {', '.join(sorted(unknown))}, which is no variant"
         if self.official and self.metrics and self.official not in self.metrics:
-            raise ValueError(f"task {self.id}: official is none of its metrics")
-        self._check_protocols()
+            yield "official is none of its metrics"
+        if self.protocols and not self.court:
+            yield "protocols go with a table court"
+        if {Protocol.MERGED, Protocol.EXTREME} & set(self.protocols):
+            # Levels are stored in runs as 0, 1 and 2, and code turns them into classes under either protocol.
+            if self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols:
+                yield "merged and extreme are for three labels, from least to most harmful"
+            # With a card in another order, "extreme" would drop the wrong third.
+            if (benign, harmful) != (self.labels[:1], self.labels[1:]):
+                yield "merged and extreme need the first label benign, the others harmful"
+        # A label in neither class would leave memes without a class.
+        elif self.court and {*harmful, *benign} != known:
+            yield "court has to name every label as harmful or benign"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CardTask:
+        for fault in self._faults():
+            raise ValueError(f"task {self.id}: {fault}")
         return self
 
-    def _check_protocols(self) -> None:
-        levels = {Protocol.MERGED, Protocol.EXTREME} & set(self.protocols)
-        if self.protocols and not self.court:
-            raise ValueError(f"task {self.id}: protocols go with a table court")
-        # Levels are stored in runs as 0, 1 and 2, and code turns them into classes under either protocol.
-        if levels and (self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols):
-            raise ValueError(f"task {self.id}: merged and extreme are for three labels, from least to most harmful")
-        sides = (self.labels[:1], self.labels[1:])
-        # Both protocols rely on the order of the levels; with a card in another order, "extreme" would drop the wrong
-        # third.
-        if levels and self.court and (self.court.benign, self.court.harmful) != sides:
-            raise ValueError(f"task {self.id}: merged and extreme need the first label benign, the others harmful")
-        # A label in neither class would leave memes without a class.
-        if self.court and not levels and {*self.court.harmful, *self.court.benign} != set(self.labels):
-            raise ValueError(f"task {self.id}: court has to name every label as harmful or benign")
+    @property
+    def juries(self) -> tuple[str, ...]:
+        """Variants that may be chosen; ``own`` only if the card assigns juries to languages."""
+        return (*self.variants, OWN) if self.variant_of else self.variants
 
     def expressions(self) -> tuple[Expression, ...]:
         """All expressions that the label is computed from."""
@@ -334,68 +335,65 @@ class DatasetCard(CardModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetCard:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
+
+    def _faults(self) -> Iterator[str]:
         # `fullmatch`, as everywhere for names: `match` would ignore trailing characters.
         if not _ID.fullmatch(self.id):
-            raise ValueError("id: letters a to z, digits, and - _ . between them")
+            yield "id: letters a to z, digits, and - _ . between them"
         for what, names in (("splits", [one.name for one in self.splits]), ("tasks", [one.id for one in self.tasks])):
             # No name may contain a colon: it separates task and variant, and split and language.
-            if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
-                raise ValueError(f"{what}: every one needs a name of its own, of letters, digits, and - _ .")
+            if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
+                yield f"{what}: every one needs a name of its own, of letters, digits, and - _ ."
+        labels_of = {task.id: task.labels for task in self.tasks}
         for split in self.splits:
             if not split.files:
-                raise ValueError(f"split {split.name}: name its files")
+                yield f"split {split.name}: name its files"
             if any("{language}" in name for name in split.files) != bool(split.languages):
-                raise ValueError(f"split {split.name}: languages go with {{language}} in the name of its file")
+                yield f"split {split.name}: languages go with {{language}} in the name of its file"
             # A task with variants may have counts for each jury.
-            if unknown := set(split.classes) - {task.id for task in self.tasks} - set(self._variants()):
-                raise ValueError(f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task")
+            if unknown := split.classes.keys() - labels_of - self._variants().keys():
+                yield f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task"
         for place, task in enumerate(self.tasks):
             for other, label in task.when.items():
-                if label not in next((one.labels for one in self.tasks if one.id == other), ()):
-                    raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
+                if label not in labels_of.get(other, ()):
+                    yield f"task {task.id}: when names {other} = {label}, which is no label of a task"
                 # Labels are read in the card's order, so a condition may only refer to an earlier task.
                 if other not in {one.id for one in self.tasks[:place]}:
-                    raise ValueError(f"task {task.id}: when names {other}, which has to stand before it in the card")
-            if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
-                raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
+                    yield f"task {task.id}: when names {other}, which has to stand before it in the card"
+            if task.court and task.court.targets not in ("", *labels_of):
+                yield f"task {task.id}: court names the targets {task.court.targets}, which is no task"
         # A run's verdict has one gold label; with two tasks on harm it would be ambiguous.
         if sum(task.court is not None for task in self.tasks) > 1:
-            raise ValueError("tasks: one at most has a table court: the one that trials are scored on")
+            yield "tasks: one at most has a table court: the one that trials are scored on"
         # An error rather than a silent drop: a label computed from a dropped column would be empty in all rows, and the
         # reason would be hard to find.
         if hidden := self.columns() & set(self.layout.never_read):
-            raise ValueError(f"{', '.join(sorted(hidden))}: a column that is never read, and read")
-        self._check_published()
-        self._check_paths()
-        return self
-
-    def _check_published(self) -> None:
-        """Refuses published results that no run can match, because the task, split or protocol does not exist."""
-        # A task with variants only counts together with a variant: results by one jury do not describe the task as a
-        # whole.
+            yield f"{', '.join(sorted(hidden))}: a column that is never read, and read"
+        # Published results that no run can match. A task with variants only counts together with a variant: results by
+        # one jury do not describe the task as a whole.
         tasks = {task.id: task for task in self.tasks if not task.variants} | self._variants()
         splits = {split.name for split in self.all_splits()}
         for one in self.published:
             if one.task not in tasks:
-                raise ValueError(f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}")
-            if one.split and one.split not in splits:
-                raise ValueError(f"published: {one.system} has the split {one.split!r}, which is none")
+                yield f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}"
+            elif one.split and one.split not in splits:
+                yield f"published: {one.system} has the split {one.split!r}, which is none"
             # Plain is allowed for any task: it means the labels as they are, whichever protocols trials use.
-            if one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
-                raise ValueError(f"published: {one.system} has the protocol {one.protocol}, which {one.task} has not")
-            if not one.source and not self.citation:
-                raise ValueError(f"published: {one.system} needs a source, as the card has no citation")
-
-    def _check_paths(self) -> None:
-        """Refuses names that lead out of the data set's directory, before any file is touched."""
+            elif one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
+                yield f"published: {one.system} has the protocol {one.protocol}, which {one.task} has not"
+            elif not one.source and not self.citation:
+                yield f"published: {one.system} needs a source, as the card has no citation"
+        # Before any file is touched.
         names = [*self.layout.folders, *self.layout.own, *self.layout.pictures]
         for split in self.splits:
             names += [*split.files, *split.ids, *split.pictures, *(split.labels.files if split.labels else ())]
-        names += [one.join.file for one in self.expressions() if one.join]
-        for name in names:
+        for name in (*names, *(one.join.file for one in self.expressions() if one.join)):
             # A home directory leads out just as `..` does.
             if leads_out(name) or name.startswith("~"):
-                raise ValueError(f"{name!r} leads out of the directory of the data set")
+                yield f"{name!r} leads out of the directory of the data set"
 
     def expressions(self) -> list[Expression]:
         """All expressions of the card, including nested ones."""
@@ -436,7 +434,7 @@ class DatasetCard(CardModel):
 
     def _variants(self) -> dict[str, CardTask]:
         # Includes all tasks and both kinds of names, because published counts may be those of any jury.
-        return {f"{task.id}:{variant}": task for task in self.tasks for variant in (*task.variants, OWN)}
+        return {f"{task.id}:{variant}": task for task in self.tasks for variant in task.juries}
 
     def columns(self) -> set[str]:
         """Columns that are read, except those with a placeholder in their name."""
@@ -476,21 +474,18 @@ class DatasetCard(CardModel):
 
     def task(self, id_: str) -> CardTask:
         """The task with this id (``ID:VARIANT`` for a task with variants). Raises BadRequest, which lists all tasks."""
-        for task in self.all_tasks():
-            if task.id == id_:
-                return task
-        raise BadRequest(
-            f"{self.id} has no task {id_!r}; it has {', '.join(task.id for task in self.all_tasks())}.",
-            reason="TASK_UNKNOWN",
-            field="task",
-        )
+        tasks = {task.id: task for task in self.all_tasks()}
+        if id_ not in tasks:
+            message = f"{self.id} has no task {id_!r}; it has {', '.join(tasks)}."
+            raise BadRequest(message, reason="TASK_UNKNOWN", field="task")
+        return tasks[id_]
 
     def split(self, name: str) -> CardSplit:
         """The split with this name (``NAME:LANGUAGE`` for one language). Raises BadRequest, which lists all splits."""
-        for split in self.all_splits():
-            if split.name == name:
-                return split
-        raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(s.name for s in self.all_splits())}.")
+        splits = {split.name: split for split in self.all_splits()}
+        if name not in splits:
+            raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(splits)}.")
+        return splits[name]
 
     def published_on(self, task: str, split: str, protocol: Protocol = Protocol.PLAIN) -> tuple[CardPublished, ...]:
         """Published results on this task, split (or on one that they don't name) and protocol, each with its source.
@@ -512,34 +507,24 @@ class DatasetCard(CardModel):
 
     def all_tasks(self) -> tuple[CardTask, ...]:
         """The tasks for which memes have gold labels; a task without a chosen variant counts once per variant."""
-        found: list[CardTask] = []
-        for task in self.tasks:
-            # "own" is only offered if the card assigns juries to languages.
-            variants = (*task.variants, *([OWN] if task.variant_of else []))
-            if task.variants and not task.variant:
-                found += [task.model_copy(update={"id": f"{task.id}:{one}", "variant": one}) for one in variants]
-            else:
-                found.append(task)
-        return tuple(found)
+        return tuple(
+            task.model_copy(update={"id": f"{task.id}:{one}", "variant": one}) if one else task
+            for task in self.tasks
+            for one in (task.juries if task.juries and not task.variant else ("",))
+        )
 
     def all_splits(self) -> tuple[CardSplit, ...]:
         """The splits, each followed by its parts per language."""
+        # Parts come after the whole, so that lists and messages name the split before its languages.
         return tuple(
-            # Parts come after the whole, so that lists and messages name the split before its languages.
-            one
+            split.model_copy(update={"name": f"{split.name}:{one}", "languages": (one,)}) if one else split
             for split in self.splits
-            for one in (
-                split,
-                *(
-                    split.model_copy(update={"name": f"{split.name}:{language}", "languages": (language,)})
-                    for language in split.languages
-                ),
-            )
+            for one in ("", *split.languages)
         )
 
     def with_variant(self, variant: str) -> DatasetCard:
         """The card with the labels of one jury. Raises BadRequest if it has no jury of this name."""
-        offered = {one for task in self.tasks for one in (*task.variants, *([OWN] if task.variant_of else []))}
+        offered = {one for task in self.tasks for one in task.juries}
         if variant not in offered:
             raise BadRequest(
                 f"{self.id} has no variant {variant!r}; it has {', '.join(sorted(offered)) or 'none'}.",
@@ -548,7 +533,7 @@ class DatasetCard(CardModel):
             )
         tasks = tuple(
             # Tasks without variants stay unchanged: their labels do not depend on the jury.
-            task.model_copy(update={"variant": variant}) if variant in (*task.variants, OWN) and task.variants else task
+            task.model_copy(update={"variant": variant}) if variant in task.juries else task
             for task in self.tasks
         )
         return self.model_copy(update={"id": f"{self.id}:{variant}", "tasks": tasks})

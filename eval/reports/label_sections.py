@@ -1,12 +1,14 @@
 """Annotators, label noise and subgroups as report sections."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from eval.reports.sections import Section
-from eval.scores.annotators import AnnotatorAgreement, SoftScores
+from eval.scores.annotators import Votes
 from eval.scores.functional import FunctionalScores
 from eval.scores.label_noise import LabelNoise
-from eval.scores.measure import figure
+from eval.scores.measure import Figure, figure
 from eval.scores.subgroups import Share, SubgroupTable
 
 
@@ -64,52 +66,51 @@ _FEW = 30
 """Number of memes of a group below which the report says how wide its intervals are."""
 
 
-def annotators_section(found: AnnotatorAgreement) -> Section:
-    """Agreement of annotators."""
-    labels = ", ".join(f"{count:,} {label}" for label, count in found.labels.items())
-    return Section(
+def annotators_section(votes: Votes, found: Mapping[str, Figure | None]) -> tuple[Section, dict[str, Any]]:
+    """Agreement of annotators, and the same for JSON."""
+    every = [(annotator, label) for by_annotator in votes.values() for annotator, label in by_annotator.items()]
+    labels = Counter(label for _, label in every)
+    counts = {
+        "memes": len(votes),
+        "paired": sum(len(by_annotator) > 1 for by_annotator in votes.values()),
+        "annotators": len({annotator for annotator, _ in every}),
+        "votes": len(every),
+    }
+    section = Section(
         key="annotators",
         title="Annotators",
         rows=(
             ("figure", "value"),
-            ("memes with votes", f"{found.memes:,}"),
-            ("of these with two or more", f"{found.paired:,}"),
-            ("annotators, votes", f"{found.annotators:,}, {found.votes:,}"),
-            ("Krippendorff’s α", figure(found.alpha)),
-            ("pairs of votes that agree", figure(found.pairs)),
-            ("memes on which all agree", figure(found.unanimous)),
-            ("an annotator against the rest", figure(found.ceiling)),
+            ("memes with votes", f"{counts['memes']:,}"),
+            ("of these with two or more", f"{counts['paired']:,}"),
+            ("annotators, votes", f"{counts['annotators']:,}, {counts['votes']:,}"),
+            ("Krippendorff’s α", figure(found["alpha"])),
+            ("pairs of votes that agree", figure(found["pairs"])),
+            ("memes on which all agree", figure(found["unanimous"])),
+            ("an annotator against the rest", figure(found["ceiling"])),
         ),
         notes=(
-            f"Labels given: {labels}.",
+            f"Labels given: {', '.join(f'{count:,} {label}' for label, count in labels.most_common())}.",
             "The last figure is an annotator's accuracy if most of the others are right: no system can be shown to do "
             "better than that.",
         ),
     )
+    return section, {**counts, "labels": dict(labels.most_common()), **found}
 
 
-def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
+def soft_section(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Section:
     """Predictions compared with annotators' shares, one row per system."""
     heads = ("system", "scored", "Brier, soft", "accuracy, unanimous", "contested")
-    without = [f"{name} {one.without_votes:,}" for name, one in rows if one.without_votes]
-    even = max(one.even for _, one in rows)
+    without = [f"{name} {one['without_votes']:,}" for name, one in rows if one["without_votes"]]
+    even = max(one["even"] for _, one in rows)
     notes = ["Scores are held against the share of annotators who found a meme harmful."]
     if even:
         notes.append(f"On {even:,} memes the votes are even: there is no majority that could be right.")
     if without:
         notes.append(f"Judged memes without a vote, which are in no figure: {', '.join(without)}.")
-    return Section(
-        key="soft",
-        title="Held against soft labels",
-        rows=(
-            heads,
-            *(
-                (name, f"{one.scored:,}", figure(one.brier), figure(one.unanimous), figure(one.contested))
-                for name, one in rows
-            ),
-        ),
-        notes=tuple(notes),
-    )
+    figures = ("brier", "unanimous", "contested")
+    table = [(name, f"{one['scored']:,}", *(figure(one[key]) for key in figures)) for name, one in rows]
+    return Section("soft", "Held against soft labels", (heads, *table), tuple(notes))
 
 
 def noise_section(found: LabelNoise, name: str, most: int, *, label: str) -> Section:

@@ -5,8 +5,7 @@ the other by three of five. Soft labels keep that difference (Uma et al. 2021, "
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -35,27 +34,23 @@ def alpha(items: Sequence[Sequence[Any]], scale: Scale = Scale.ORDINAL) -> float
     Krippendorff 2004, chapter 11. Checked against the package ``krippendorff`` in the tests; that one is under the GPL,
     so a library that others build on can't depend on it.
     """
-    shares = _coincidences(items)
-    if shares is None:
-        return None
-    # Never NaN: there are at least two distinct values.
-    (value,) = _alphas(shares.sum(axis=0)[None], scale).tolist()
-    return float(value)
+    found = alpha_figure(items, scale, resamples=0)
+    return None if found is None else found.value
 
 
 def alpha_figure(
     items: Sequence[Sequence[Any]], scale: Scale, *, resamples: int = RESAMPLES_OF_MEANS, seed: int = 0
 ) -> Figure | None:
     """Krippendorff's alpha with its interval by bootstrap over items; None as for :func:`alpha`."""
-    value, shares = alpha(items, scale), _coincidences(items)
-    if value is None or shares is None:
+    if (shares := _coincidences(items)) is None:
         return None
-    n = len(shares)
+    # Never NaN: there are at least two distinct values.
+    value, n = float(_alphas(shares.sum(axis=0)[None], scale)[0]), len(shares)
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
-    resampled = (drawn @ shares.reshape(n, -1)).reshape(resamples, *shares.shape[1:])
-    alphas = _alphas(resampled, scale)
+    alphas = _alphas((drawn @ shares.reshape(n, -1)).reshape(resamples, *shares.shape[1:]), scale)
     # Alpha is undefined in a resample in which all ratings are equal.
-    low, high = interval(alphas[~np.isnan(alphas)])
+    alphas = alphas[~np.isnan(alphas)]
+    low, high = interval(alphas) if alphas.size else (value, value)
     if low == high:
         # The interval of a share of items, scaled to run from the alpha of maximal disagreement to 1: a few items that
         # all agree prove little.
@@ -113,49 +108,26 @@ def _expected(counts: Floats, scale: Scale) -> Floats:
     return np.asarray(pairs.sum(axis=(1, 2)) / (counts.sum(axis=1) - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatorVote:
-    """Label that one annotator gave to one meme."""
-
-    meme: str
-    annotator: str
-    label: str
+Votes = Mapping[str, Mapping[str, str]]
+"""Label by annotator, by meme."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatorAgreement:
-    """Agreement of annotators."""
-
-    memes: int
-    paired: int
-    """Number of memes with two votes or more; all figures but the counts are computed over these."""
-    annotators: int
-    votes: int
-    """Number of votes; an annotator's later vote on a meme replaces the earlier one."""
-    labels: Mapping[str, int]
-    alpha: Figure | None
-    pairs: Figure | None
-    unanimous: Figure | None
-    ceiling: Figure | None
-    """Share of votes that match the majority of the other votes on the meme, ignoring ties: an annotator's accuracy
-    against the others, which is the most that a system can be expected to reach."""
-
-
-def card_votes(results: Results) -> list[AnnotatorVote]:
+def card_votes(results: Results) -> Votes:
     """Votes on a run's memes that the data set's card has, on harm or on the task that the run asked about.
 
     The votes are anonymous: those on each meme are numbered.
 
     Raises BadRequest: The card has no votes.
     """
-    card, votes = card_of_results(results), []
+    card, votes = card_of_results(results), {}
     court = card.court_task.id if card and card.court_task else ""
     task = results.question.task if results.question else court
     for one in results.judged:
         n = one.meme.annotators.get(task, 0)
         # Cards store shares, not counts; rounding restores the whole number that a product of floats may miss.
         labels = [label for label, share in one.meme.shares.get(task, {}).items() for _ in range(round(share * n))]
-        votes += [AnnotatorVote(one.meme.id, str(number), label) for number, label in enumerate(labels, 1)]
+        if labels:
+            votes[one.meme.id] = {str(number): label for number, label in enumerate(labels, 1)}
     if not votes:
         raise BadRequest(
             f"The card of {results.dataset} keeps no votes of annotators of the memes of {results.name}. Name a file "
@@ -165,60 +137,58 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
     return votes
 
 
-def same_spelling(votes: Sequence[AnnotatorVote]) -> list[AnnotatorVote]:
-    """The votes with one spelling for each label, the most frequent one: case, spaces, ``_`` and ``-`` don't matter."""
+def votes_of(rows: Iterable[Sequence[str]]) -> Votes:
+    """Votes from rows of meme, annotator and label, each label in its most frequent spelling.
+
+    Case, spaces, ``_`` and ``-`` make no other label. An annotator's later vote on a meme replaces the earlier one:
+    nobody votes twice.
+    """
+    rows = list(rows)
     spellings: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
-    for vote in votes:
-        spellings[plain_word(vote.label)][vote.label] += 1
-    most = {word: counts.most_common(1)[0][0] for word, counts in spellings.items()}
-    return [replace(vote, label=most[plain_word(vote.label)]) for vote in votes]
+    for _, _, label in rows:
+        spellings[plain_word(label)][label] += 1
+    votes: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for meme, annotator, label in rows:
+        votes[meme][annotator] = spellings[plain_word(label)].most_common(1)[0][0]
+    return votes
 
 
-def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> AnnotatorAgreement:
-    """Measures how far annotators agree; intervals are 95 %, by bootstrap over memes.
+def annotator_agreement(votes: Votes, *, seed: int = 0) -> dict[str, Figure | None]:
+    """Measures how far annotators agree on memes with two votes or more; intervals are 95 %, by bootstrap over memes.
 
-    Raises BadRequest: There are no votes.
+    Returns Krippendorff's ``alpha``; shares of ``pairs`` of votes that agree, and of ``unanimous`` memes; and the
+    ``ceiling``: the share of votes that match the majority of the other votes on the meme, ignoring ties. That is an
+    annotator's accuracy against the others, the most that a system can be expected to reach.
     """
-    by_meme = _by_meme(votes)
-    labels = Counter(label for by_annotator in by_meme.values() for label in by_annotator.values())
     # A meme with one vote says nothing about agreement, only about the share of labels.
-    paired = {meme: list(by_annotator.values()) for meme, by_annotator in by_meme.items() if len(by_annotator) > 1}
-    agreeing: list[tuple[str, float]] = []
-    agreements: list[tuple[str, float]] = []
-    against_others: list[tuple[str, float]] = []
-    for meme, of_meme in paired.items():
-        counts, n = Counter(of_meme), len(of_meme)
+    paired = {meme: list(by_annotator.values()) for meme, by_annotator in votes.items() if len(by_annotator) > 1}
+    pairs: list[tuple[str, float]] = []
+    unanimous: list[tuple[str, float]] = []
+    ceiling: list[tuple[str, float]] = []
+    for meme, labels in paired.items():
+        counts, n = Counter(labels), len(labels)
         # Pairs of votes that agree, over all pairs: a meme counts once, however many annotators it has.
-        agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
-        agreements.append((meme, float(len(counts) == 1)))
-        for label in of_meme:
-            # The majority is computed without this vote; otherwise an annotator would partly be compared with
-            # themselves.
-            most = _most(counts - Counter([label]))
-            # None if the other votes are tied: there is nothing to agree or disagree with.
-            if most is not None:
-                against_others.append((meme, float(label == most)))
-    return AnnotatorAgreement(
-        memes=len(by_meme),
-        paired=len(paired),
-        annotators=len({vote.annotator for vote in votes}),
-        votes=sum(labels.values()),
-        labels=dict(labels.most_common()),
-        # Over the votes on all paired memes; nominal, as no order of the labels is known.
-        alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
-        pairs=share_of(agreeing, RESAMPLES, seed),
-        unanimous=share_of(agreements, RESAMPLES, seed),
-        ceiling=share_of(against_others, RESAMPLES, seed),
-    )
+        pairs.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
+        unanimous.append((meme, float(len(counts) == 1)))
+        for label in labels:
+            # Without this vote; otherwise an annotator would partly be compared with themselves.
+            first = (counts - Counter([label])).most_common(2)
+            # If the other votes are tied there is nothing to agree or disagree with.
+            if len(first) < 2 or first[0][1] > first[1][1]:
+                ceiling.append((meme, float(label == first[0][0])))
+    return {
+        # Nominal, as no order of the labels is known.
+        "alpha": alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
+        "pairs": share_of(pairs, RESAMPLES, seed),
+        "unanimous": share_of(unanimous, RESAMPLES, seed),
+        "ceiling": share_of(ceiling, RESAMPLES, seed),
+    }
 
 
-def soft_labels(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, float]]:
-    """Share of each label among the votes on each meme; an annotator's later vote replaces the earlier one.
-
-    Raises BadRequest: There are no votes.
-    """
+def soft_labels(votes: Votes) -> dict[str, dict[str, float]]:
+    """Share of each label among the votes on each meme."""
     found = {}
-    for meme, by_annotator in _by_meme(votes).items():
+    for meme, by_annotator in votes.items():
         counts = Counter(by_annotator.values())
         found[meme] = {label: count / counts.total() for label, count in counts.most_common()}
     return found
@@ -260,28 +230,22 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     return {meme: round(sum(shares), 12) for meme, shares in found}
 
 
-@dataclass(frozen=True, slots=True)
-class SoftScores:
-    """Predictions compared with the shares of annotators who found each meme harmful."""
+def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: int = 0) -> dict[str, Any]:
+    """Scores predictions against the shares of annotators; a meme without a class counts as wrong.
 
-    scored: int
-    brier: Figure | None
-    unanimous: Figure | None
-    """Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are none."""
-    contested: Figure | None
-    """Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure."""
-    even: int
-    without_votes: int
-
-
-def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: int = 0) -> SoftScores:
-    """Scores predictions against the shares of annotators; a meme without a class counts as wrong."""
-    voted = [one for one in judged if one.meme.id in shares]
+    Returns the number of memes with a score (``scored``) and their ``brier`` score; strict accuracy on ``unanimous``
+    memes, on which all annotators agree, and on ``contested`` ones, with the majority's label as gold; the number of
+    memes with ``even`` votes, which are in neither; and of those ``without_votes``.
+    """
     squares: list[tuple[str, float]] = []
     right: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
-    even = 0
-    for one in voted:
-        meme, share, score = one.meme.id, shares[one.meme.id], one.prediction.score
+    even = without = 0
+    for one in judged:
+        meme, share, score = one.meme.id, shares.get(one.meme.id), one.prediction.score
+        if share is None:
+            # Reported, so that a figure over few of many memes is recognised as such.
+            without += 1
+            continue
         if score is not None:
             squares.append((meme, (score - share) ** 2))
         if share == 0.5:
@@ -289,31 +253,11 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
         else:
             # `is`, not `==`: an undecided verdict is None, which matches neither class.
             right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
-    unanimous, contested = (share_of(right[agreed], RESAMPLES, seed) for agreed in (True, False))
-    return SoftScores(
-        scored=len(squares),
-        brier=mean_of(squares, RESAMPLES, seed),
-        unanimous=unanimous,
-        contested=contested,
-        even=even,
-        # Reported, so that a figure over few of many memes is recognised as such.
-        without_votes=len(judged) - len(voted),
-    )
-
-
-def _most(counts: Counter[str]) -> str | None:
-    """The most frequent label; None if there is none, or two are tied."""
-    first = counts.most_common(2)
-    if not first or (len(first) == 2 and first[0][1] == first[1][1]):
-        return None
-    return first[0][0]
-
-
-def _by_meme(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, str]]:
-    if not votes:
-        raise BadRequest("There are no votes of annotators.", reason="VOTES_MISSING")
-    by_meme: dict[str, dict[str, str]] = defaultdict(dict)
-    for vote in votes:
-        # An annotator's later vote replaces the earlier one: nobody votes twice.
-        by_meme[vote.meme][vote.annotator] = vote.label
-    return dict(by_meme)
+    return {
+        "scored": len(squares),
+        "brier": mean_of(squares, RESAMPLES, seed),
+        "unanimous": share_of(right[True], RESAMPLES, seed),
+        "contested": share_of(right[False], RESAMPLES, seed),
+        "even": even,
+        "without_votes": without,
+    }

@@ -6,7 +6,7 @@ are wrong, and that many labels with the least support are listed. The list also
 itself: it is for people to review, and never a correction.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.metrics import HARM, Answers, answers_of
+from eval.scores.metrics import HARM, answers_of
 
 FEWEST = 20
 """Fewest memes of each label for reliable confidence thresholds."""
@@ -30,11 +30,6 @@ class NoisyLabel:
     harmful: bool
     probability: float
     """Probability of harm, from a system that has not seen the label."""
-
-    @property
-    def support(self) -> float:
-        """Probability of the label itself, in [0, 1]: the lower, the more likely the label is wrong."""
-        return self.probability if self.harmful else 1 - self.probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,70 +92,55 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskNoise:
-    """Labels of a task that are likely wrong."""
-
-    task: str
-    by_label: Mapping[str, LabelNoise]
-    """Label noise by label, where having the label takes the place of being harmful."""
-    too_few: tuple[str, ...] = ()
-
-
-def find_task_noise(read: Sequence[Results], protocol: Protocol | None = None) -> TaskNoise:
+def find_task_noise(
+    read: Sequence[Results], protocol: Protocol | None = None
+) -> tuple[dict[str, LabelNoise], list[str]]:
     """Lists gold labels that are likely wrong, by the mean of the runs' probabilities of each label.
 
     Args:
         protocol: Protocol of verdicts, whose one label is "harmful"; None for answers to a question.
+
+    Returns:
+        Label noise by label, where having the label takes the place of being harmful; and labels of too few memes.
 
     Raises:
         BadRequest: The runs disagree on a gold label, none has probabilities, or no label has enough memes.
         NotLoaded: cleanlab is not installed.
     """
     answers = [answers_of(results, protocol) for results in read]
-    memes_of, task = _by_meme(answers), answers[0].task
-    if protocol is not None:
-        return TaskNoise(task, {"harmful": find_label_noise(memes_of(HARM.index("harmful")))})
-    if all(np.isnan(each.arrays.scores).any(axis=1).all() for each in answers):
-        raise BadRequest(
-            f"No answer of these runs has probabilities of the labels of {task}: ask for them with --odds, or take the "
-            "vote of labelled memes.",
-            reason="NO_SCORES",
-        )
-    found, too_few = {}, []
-    for place, label in enumerate(answers[0].arrays.labels):
-        # One rare label must not prevent the others from being checked.
-        try:
-            found[label] = find_label_noise(memes_of(place))
-        except BadRequest as error:
-            if error.reason != TOO_FEW:
-                raise
-            too_few.append(label)
-    if not found:
-        raise BadRequest(
-            f"No label of {task} has enough memes with and without it to list label noise.", reason=TOO_FEW
-        )
-    return TaskNoise(task, found, tuple(too_few))
-
-
-def _by_meme(read: Sequence[Answers]) -> Callable[[int], list[tuple[str, bool, float | None]]]:
-    """Id, gold and mean probability of each meme for the label at a place.
-
-    Raises BadRequest: The runs disagree on a gold label.
-    """
     gold: dict[str, list[bool]] = {}
     scores: dict[str, list[np.ndarray]] = {}
-    for answers in read:
-        rows = zip(answers.judged, answers.arrays.gold.tolist(), answers.arrays.scores, strict=True)
-        for one, has, probabilities in rows:
+    for each in answers:
+        for one, has, probabilities in zip(each.judged, each.arrays.gold.tolist(), each.arrays.scores, strict=True):
             # With two versions of gold, noise in one could not be distinguished from a change between them.
             if gold.setdefault(one.meme.id, has) != has:
                 raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
             # With probabilities of only some labels, the mean would be over different runs for each label.
             if not np.isnan(probabilities).any():
                 scores.setdefault(one.meme.id, []).append(probabilities)
+    task = answers[0].task
+    if protocol is None and not scores:
+        raise BadRequest(
+            f"No answer of these runs has probabilities of the labels of {task}: ask for them with --odds, or take the "
+            "vote of labelled memes.",
+            reason="NO_SCORES",
+        )
     # The mean over runs, so that a mistake of a single system seldom makes a label look wrong.
-    mean = {id_: np.mean(each, axis=0) for id_, each in scores.items()}
-    return lambda place: [
-        (id_, has[place], float(mean[id_][place]) if id_ in mean else None) for id_, has in gold.items()
-    ]
+    mean = {id_: np.mean(each, axis=0).tolist() for id_, each in scores.items()}
+    places = dict(enumerate(answers[0].arrays.labels)) if protocol is None else {HARM.index("harmful"): "harmful"}
+    found, too_few = {}, []
+    for place, label in places.items():
+        # One rare label must not prevent the others from being checked.
+        try:
+            found[label] = find_label_noise(
+                [(id_, has[place], mean[id_][place] if id_ in mean else None) for id_, has in gold.items()]
+            )
+        except BadRequest as error:
+            if error.reason != TOO_FEW or protocol is not None:
+                raise
+            too_few.append(label)
+    if not found:
+        raise BadRequest(
+            f"No label of {task} has enough memes with and without it to list label noise.", reason=TOO_FEW
+        )
+    return found, too_few

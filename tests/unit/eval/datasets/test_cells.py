@@ -10,7 +10,7 @@ from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.read import read_split
-from eval.scores.annotators import AnnotatorVote, harm_shares, same_spelling, soft_labels
+from eval.scores.annotators import harm_shares, soft_labels, votes_of
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.prediction_file import read_predictions
 from retrieval.library.readers import read_source
@@ -80,7 +80,7 @@ def test_votes(tmp_path):
     write_table(file, ("id", "annotator", "label"), [(id_, "a", cell) for id_, _, cell in ROWS])
     rows, missing = read_meme_rows(file, ("id", "annotator", "label"), "votes")
     assert missing == len(MISSING)
-    shares = harm_shares(soft_labels(same_spelling([AnnotatorVote(*row) for row in rows])))
+    shares = harm_shares(soft_labels(votes_of(rows)))
     assert shares == {id_: float(one) for id_, one in WANTED.items() if one is not None}
 
 

@@ -313,13 +313,13 @@ def test_planted_wrong_labels_of_a_task_are_found_per_label():
     pytest.importorskip("cleanlab")
     wrong = {0, 3, 9, 12, 21, 30}  # all of them are truly "for"
     rng = np.random.default_rng(4)
-    found = find_task_noise([noisy_results(rng, wrong), noisy_results(rng, wrong)])
-    against = found.by_label["against"]
+    found, too_few = find_task_noise([noisy_results(rng, wrong), noisy_results(rng, wrong)])
+    against = found["against"]
     # Confident learning estimates the number of wrong labels, and lists no more than that.
-    for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
+    for noisy, has in ((against.noisy, True), (found["for"].noisy, False)):
         assert len(noisy) >= 4 and {wrong_label.id for wrong_label in noisy} <= {f"m{number}" for number in wrong}
         assert {wrong_label.harmful for wrong_label in noisy} == {has}
-    assert found.by_label["neither"].noisy == () and found.too_few == ()
+    assert found["neither"].noisy == () and too_few == []
     section = noise_section(against, "d, test", 3, label="against")
     assert section.title == "Labels to look at, against: d, test" and section.rows[0][2] == "probability of against"
     assert len(section.rows) == 4 and section.rows[1][1] == "against"

@@ -14,10 +14,10 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.ablate import _compared, _shown
 from eval.datasets.items import Protocol
+from eval.reports.label_sections import annotators_section
 from eval.reports.sections import as_text
 from eval.reports.tasks import gather
 from eval.scores.annotators import (
-    AnnotatorVote,
     Scale,
     alpha,
     alpha_figure,
@@ -25,6 +25,7 @@ from eval.scores.annotators import (
     harm_shares,
     soft_labels,
     soft_scores,
+    votes_of,
 )
 from eval.scores.label_noise import find_label_noise
 from eval.scores.measure import holm, wilson
@@ -69,39 +70,39 @@ def test_interval_of_alpha_matches_resampling_of_items():
 
 def votes(table):
     """Returns votes from a mapping of memes to labels, by annotators called p0, p1 …"""
-    return [AnnotatorVote(meme, f"p{who}", label) for meme, labels in table.items() for who, label in enumerate(labels)]
+    return votes_of((meme, f"p{who}", label) for meme, labels in table.items() for who, label in enumerate(labels))
 
 
 TABLE = {"m1": "hhh", "m2": "hhn", "m3": "nnn", "m4": "hn", "m5": "h"}
 
 
 def test_agreement_of_annotators_matches_figures_by_hand():
-    found = annotator_agreement(votes(TABLE))
-    assert (found.memes, found.paired, found.annotators, found.votes) == (5, 4, 3, 12)
-    assert found.labels == {"h": 7, "n": 5}
+    section, found = annotators_section(votes(TABLE), annotator_agreement(votes(TABLE)))
+    assert [found[name] for name in ("memes", "paired", "annotators", "votes")] == [5, 4, 3, 12]
+    assert found["labels"] == {"h": 7, "n": 5} and section.notes[0] == "Labels given: 7 h, 5 n."
     # Shares of agreeing pairs: all, one of three, all, none.
-    assert found.pairs.value == pytest.approx((1 + 1 / 3 + 1 + 0) / 4)
-    assert found.unanimous.value == 0.5
+    assert found["pairs"].value == pytest.approx((1 + 1 / 3 + 1 + 0) / 4)
+    assert found["unanimous"].value == 0.5
     # Against the others: 3 of 3; of hhn only the n has a majority, against it; 3 of 3; 0 of 2.
-    assert found.ceiling.value == pytest.approx((3 + 0 + 3 + 0) / (3 + 1 + 3 + 2))
+    assert found["ceiling"].value == pytest.approx((3 + 0 + 3 + 0) / (3 + 1 + 3 + 2))
 
 
 def test_unanimous_annotators_still_leave_a_wide_interval():
-    found = annotator_agreement([AnnotatorVote(f"m{meme}", who, "h") for meme in range(10) for who in "abc"])
-    for figure in (found.pairs, found.unanimous, found.ceiling):
+    found = annotator_agreement(votes({f"m{n}": "hhh" for n in range(10)}))
+    for figure in (found["pairs"], found["unanimous"], found["ceiling"]):
         # The interval is over memes, not over votes.
         assert (figure.value, figure.low, figure.high) == (1, pytest.approx(0.025 ** (1 / 10)), 1)
     # Two memes, unanimous on both: alpha is 1, and would be -1/2 with disagreement on both (1 - 4 / (8/3)).
-    both = annotator_agreement([AnnotatorVote(meme, who, meme) for meme in "hn" for who in "ab"])
-    assert both.alpha.value == 1
-    assert (both.alpha.low, both.alpha.high) == (pytest.approx(-0.5 + 1.5 * 0.025 ** (1 / 2)), 1)
-    apart = annotator_agreement([AnnotatorVote("m", "a", "h"), AnnotatorVote("m", "b", "n")])
-    assert (apart.unanimous.value, apart.unanimous.low, apart.unanimous.high) == (0, 0, pytest.approx(0.975))
+    both = annotator_agreement(votes({"h": "hh", "n": "nn"}))["alpha"]
+    assert both.value == 1
+    assert (both.low, both.high) == (pytest.approx(-0.5 + 1.5 * 0.025 ** (1 / 2)), 1)
+    apart = annotator_agreement(votes({"m": "hn"}))["unanimous"]
+    assert (apart.value, apart.low, apart.high) == (0, 0, pytest.approx(0.975))
 
 
 def test_soft_labels_are_shares_and_an_annotator_s_last_vote_counts():
-    all_votes = [*votes(TABLE), AnnotatorVote("m2", "p2", "h")]
-    soft = soft_labels(all_votes)
+    rows = [(meme, who, label) for meme, by_who in votes(TABLE).items() for who, label in by_who.items()]
+    soft = soft_labels(votes_of([*rows, ("m2", "p2", "h")]))
     assert soft["m2"] == {"h": 1.0} and soft["m4"] == {"h": 0.5, "n": 0.5}
     assert harm_shares(soft, ["h"]) == {"m1": 1.0, "m2": 1.0, "m3": 0.0, "m4": 0.5, "m5": 1.0}
 
@@ -113,8 +114,7 @@ def test_labels_of_unclear_meaning_need_to_be_declared_harmful():
     with pytest.raises(BadRequest, match=r"No annotator gave the label x; there are: h, n"):
         harm_shares(soft, ["x"])
     assert harm_shares(soft_labels(votes({"m": ["hateful", "0", "Not hateful"]}))) == {"m": pytest.approx(1 / 3)}
-    with pytest.raises(BadRequest, match="no votes"):
-        annotator_agreement([])
+    assert annotator_agreement({}) == dict.fromkeys(("alpha", "pairs", "unanimous", "ceiling"))
 
 
 def test_soft_scores_match_figures_by_hand():
@@ -122,10 +122,10 @@ def test_soft_scores_match_figures_by_hand():
                    score=[1.0, 0.25, None, 0.5, 0.9])  # fmt: skip
     shares = {"m1": 1.0, "m2": 0.75, "m3": 0.0, "m4": 0.5}
     found = soft_scores(ours.judged, shares)
-    assert (found.scored, found.even, found.without_votes) == (3, 1, 1)
-    assert found.brier.value == pytest.approx((0 + 0.25 + 0) / 3)
+    assert (found["scored"], found["even"], found["without_votes"]) == (3, 1, 1)
+    assert found["brier"].value == pytest.approx((0 + 0.25 + 0) / 3)
     # Unanimous: m1 right, m3 undecided and so wrong. Contested: m2 wrong. m4 is even.
-    assert (found.unanimous.value, found.contested.value) == (0.5, 0.0)
+    assert (found["unanimous"].value, found["contested"].value) == (0.5, 0.0)
 
 
 def test_votes_are_read_and_compared_with_a_run(tmp_path):
@@ -184,7 +184,8 @@ def test_planted_wrong_labels_are_found():
     listed = {one.id for one in found.noisy}
     assert (found.n, found.without) == (400, 1)
     assert len(listed & wrong) >= 17 and len(listed) <= 50
-    assert [one.support for one in found.noisy] == sorted(one.support for one in found.noisy)
+    support = [one.probability if one.harmful else 1 - one.probability for one in found.noisy]
+    assert support == sorted(support)
     clean = find_label_noise(noisy_memes(flipped=0)[0])
     assert len(clean.noisy) < len(found.noisy) and clean.harmful_wrong < found.harmful_wrong
 
