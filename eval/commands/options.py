@@ -206,7 +206,7 @@ patience_option = click.option(
     show_default=True,
     type=FiniteRange(0),
     metavar="MINUTES",
-    help="Minutes that a meme waits for a busy or absent model server; Ray workers try once.",
+    help="Minutes that a meme waits for a busy or absent model server.",
 )
 
 

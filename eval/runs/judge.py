@@ -1,8 +1,7 @@
 """Judges the memes of a run that have no prediction yet."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +20,12 @@ from eval.datasets.read import (
     source_of,
     train_splits,
 )
-from eval.runs.plan import Plan, court_settings
-from eval.runs.ray_cluster import Cluster
+from eval.runs.plan import Plan
 from eval.runs.results import PREDICTIONS, RunFolder, RunManifest
-from eval.session.directory import CALLS
-from eval.session.engine import Later, Patience, Progress, Results, RunningTotals, Watch, patiently, run_items
+from eval.session.engine import Patience, Progress, Results, Watch, patiently, run_items
 from eval.solvers.calls import PICTURE_MISSING, MemeItem, Solver
 from eval.solvers.question import WORDS, Question, gold_of, require_inputs, words_of
-from eval.solvers.trial import TrialSolver, request_id
+from eval.solvers.trial import request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
 from serving.judging.executor import TrialExecutor
@@ -161,11 +158,13 @@ def train_source(plan: Plan, split: str) -> Source:
 
 
 @dataclass(slots=True)
-class RunningScore(RunningTotals):
-    """Running totals of a run."""
+class RunningScore:
+    """Running figures of a run."""
 
     protocol: Protocol | None = None
     """Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is asked."""
+    task: str = ""
+    done: int = 0
     labelled: int = 0
     decided: int = 0
     right: int = 0
@@ -173,7 +172,6 @@ class RunningScore(RunningTotals):
     calls: int = 0
     stored: int = 0
     tokens: int = 0
-    task: str = ""
 
     def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
         """Counts one more prediction."""
@@ -195,18 +193,18 @@ class RunningScore(RunningTotals):
             self.decided += predicted is not None
             self.right += predicted == gold
 
-    def figures(self) -> list[str]:
-        """Lists calls, tokens, accuracy and coverage."""
+    @property
+    def words(self) -> str:
+        """Calls, tokens, accuracy and coverage."""
         parts = []
         if self.calls:
-            parts.append(f"{self.calls:,} calls ({self.stored:,} stored)")
-            parts.append(f"{self.tokens:,} tokens")
+            parts.append(f"{self.calls:,} calls ({self.stored:,} stored), {self.tokens:,} tokens")
         if self.decided:
-            parts.append(f"{self.protocol or self.task}: accuracy {self.right / self.decided:.3f}")
-            parts.append(f"coverage {self.decided / self.labelled:.3f}")
+            accuracy, coverage = self.right / self.decided, self.decided / self.labelled
+            parts.append(f"{self.protocol or self.task}: accuracy {accuracy:.3f}, coverage {coverage:.3f}")
         if self.failed:
             parts.append(f"{self.failed:,} failed")
-        return parts
+        return ", ".join(parts)
 
 
 @dataclass(slots=True)
@@ -218,7 +216,6 @@ class JudgedRun:
     material: Material
     executor: TrialExecutor
     solver: Solver
-    cluster: Cluster | None = None
     trials: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def item(self, meme: JudgedMeme) -> MemeItem:
@@ -242,51 +239,37 @@ async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, re
     run.trials = await run.executor.docket.index.requests()
     results = Results(run.folder, PREDICTIONS, Prediction, lambda one: one.meme)
     results.resume({meme.id for meme in memes})
-    score = RunningScore(
-        len(memes),
-        protocol=None if plan.question else plan.protocols[0],
-        task=plan.question.task if plan.question else "",
-    )
-    todo = []
+    question = plan.question
+    score = RunningScore(None if question else plan.protocols[0], question.task if question else "")
+    todo = [meme for meme in memes if meme.id not in results.done]
     for meme in memes:
         if meme.id in results.done:
             score.add(meme, results.done[meme.id])
-        else:
-            todo.append(meme)
-    score.before = score.done
+    progress.tell(f"{len(memes):,} memes, {score.done:,} of them judged before.")
     # Lines of a finished run may be lost: until they are there again it is not finished.
     if resumed and todo:
         changes = {"interruptions": manifest.interruptions + 1, "finished": None}
         manifest = manifest.model_copy(update=changes)
         run.folder.write_manifest(manifest)
 
+    def shown() -> None:
+        progress.step(f"{plan.name} judged", score.done, len(memes), score.words)
+
     def store(meme: JudgedMeme, prediction: Prediction) -> None:
         results.add(prediction)
         score.add(meme, prediction)
-        progress.tick(score)
+        shown()
 
-    watch = Watch(plan.concurrency, "memes")
-    async with progress.shown(score):
-        if run.cluster is None:
-            step = partial(_solved, run, Patience(plan.patience_s))
-            await run_items(
-                todo,
-                step,
-                concurrency=plan.concurrency,
-                store=store,
-                before=score.before,
-                watch=watch,
-                failure=lambda one: one.reason,
-            )
-        else:
-            async with contextlib.aclosing(_on_cluster(run, run.cluster, todo)) as judged:
-                async for meme, prediction, passing in judged:
-                    if passing:
-                        watch.later(Later(prediction.reason))
-                    else:
-                        store(meme, prediction)
-                        watch.answered(prediction.reason)
-            watch.close(len(memes))
+    shown()
+    await run_items(
+        todo,
+        partial(_solved, run, Patience(plan.patience_s)),
+        concurrency=plan.concurrency,
+        store=store,
+        before=score.done,
+        watch=Watch(plan.concurrency, "memes"),
+        failure=lambda one: one.reason,
+    )
     results.put_in_order(meme.id for meme in memes)
     run.folder.finish(manifest)
 
@@ -298,35 +281,3 @@ async def _solved(run: JudgedRun, patience: Patience, meme: JudgedMeme) -> Predi
     if known is not None and (prediction := run.solver.rebuilt(meme, known)) is not None:
         return prediction
     return await patiently(lambda state: run.solver.solve(item, state or known), patience)
-
-
-async def _on_cluster(
-    run: JudgedRun, cluster: Cluster, todo: Sequence[JudgedMeme]
-) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-    """Judges on a cluster the memes whose records are missing or incomplete."""
-    known, remaining = {}, []
-    for meme in todo:
-        record = await run.record(meme)
-        # A line lost in a crash is rebuilt from the record, without a worker.
-        if record is not None and (prediction := run.solver.rebuilt(meme, record)) is not None:
-            yield meme, prediction, False
-            continue
-        remaining.append(meme)
-        if record is not None:
-            known[meme.id] = record
-    if not remaining:
-        return
-    assert isinstance(run.solver, TrialSolver), "a cluster holds trials alone"
-    judged = cluster.judged(
-        remaining,
-        solver=run.solver,
-        known=known,
-        pictures={meme.id: path for meme in remaining if (path := run.material.picture(meme)) is not None},
-        calls=run.plan.calls or run.plan.out / CALLS,
-        settings=court_settings(run.plan),
-        control=run.plan.control,
-    )
-    # Closed even if the caller fails: otherwise workers would go on until the generator is collected.
-    async with contextlib.aclosing(judged):
-        async for one in judged:
-            yield one

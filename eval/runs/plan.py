@@ -32,7 +32,7 @@ class Plan(Circumstances):
         settings: Settings of the court. The run replaces docket and library by its own.
         library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
-        patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
+        patience_s: Seconds that a meme waits for busy or unreachable servers.
     """
 
     dataset: DatasetCard

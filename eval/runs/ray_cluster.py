@@ -1,8 +1,8 @@
 """Runs on a Ray cluster: the run's machine keeps the files, workers on the nodes judge.
 
-Ray Data distributes the memes over a pool of actors (:class:`Judge`), each with its own court, and retries memes whose
-worker or node died. The first answer for a meme counts. Nodes need not share files with this machine, which has to be a
-node too: the :class:`Driver` hands out pictures here, and stores each reply of a model before it is used.
+Each worker is an actor (:class:`Judge`) with a court of its own, which tries the memes that it is sent; a meme whose
+worker or node died is sent to another. Nodes need not share files with this machine, which has to be a node too:
+pictures go with the memes, and each reply of a model is stored here, by an actor, before it is used.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import re
 import subprocess
 import tarfile
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from court.digests import digest
@@ -38,8 +35,8 @@ from court.trial import Court
 from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.controls import with_control
-from eval.session.engine import LATE
-from eval.solvers.calls import MemeItem
+from eval.session.engine import Tried
+from eval.solvers.calls import MemeItem, Solver
 from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of
@@ -50,8 +47,6 @@ from serving.wiring import open_court
 # Reasons of errors: no Ray cluster is at that address, or this machine is none of its nodes; it failed in the run.
 RAY_UNREACHABLE, RAY_FAILED = "RAY_UNREACHABLE", "RAY_FAILED"
 _ANSWERS_S = 10.0  # for the cluster's head to answer; ray.init itself would try for minutes
-_BLOCKS = 2000  # at most: with up to that many memes, a block is one meme
-_RESTARTS = 3  # of the driver, and retries of calls to it
 _TRIES = 5  # after which a meme that kills its workers is given up
 # Deletes a directory as soon as the process that started it closes its end of the pipe, however that process ends.
 _DELETE_AT_END = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$0") &'
@@ -66,7 +61,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
     """
     # Set before Ray is imported, which reads it then.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+    if importlib.util.find_spec("ray") is None:
         why = "Runs on a Ray cluster need Ray, which is not installed. Install it with: pip install 'memecourt[ray]'"
         raise NotLoaded(why, reason="RAY_NOT_INSTALLED")
     # Only host and port, as the head's health is checked below; Ray itself accepts other forms too.
@@ -131,30 +126,25 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
     except Exception as error:
         raise _unreachable(address, f"{type(error).__name__}: {error}"[:200]) from error
-    import ray.data  # sets up its own loggers
-
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
 class JudgeTask:
-    """A meme to be judged, with the record and the frames (PNG) of its last trial if that was interrupted."""
+    """A meme to be judged and its picture, with the record and the frames (PNG) of its last trial if there is one."""
 
     meme: JudgedMeme
+    picture: bytes | None = None
     known: TrialRecord | None = None
     frames: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Prediction of a meme with the events and frames (PNG) that its trial added, or the fault of its worker."""
+    """Outcome of one attempt at a meme, with the events and frames (PNG) that its trial added."""
 
-    meme: str
-    prediction: Prediction | None = None
-    passing: bool = False
+    tried: Tried[Prediction, TrialRecord]
     events: tuple[AnyEvent, ...] = ()
     frames: tuple[bytes, ...] = ()
-    fault: CourtError | None = None
 
 
 def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
@@ -180,69 +170,137 @@ class Cluster:
     workers: int
     each: int
 
-    async def judged(
-        self,
-        memes: Sequence[JudgedMeme],
-        *,
-        solver: TrialSolver,
-        known: Mapping[str, TrialRecord],
-        pictures: Mapping[str, Path],
-        calls: Path,
-        settings: Settings,
-        control: str,
-    ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-        """Yields the outcome of each meme when it is done; its record is in the docket by then.
+    @asynccontextmanager
+    async def solving(
+        self, local: TrialSolver, *, calls: Path, settings: Settings, control: str
+    ) -> AsyncIterator[ClusterSolver]:
+        """Starts workers that judge as a solver of this process would, and stops them with the context.
 
-        An outcome is the meme, its prediction, and True if its failure may be temporary. ``known`` are records of
-        interrupted trials and ``pictures`` files, by the meme's id. Raises Unavailable: A worker can't judge, or the
-        cluster failed; outcomes yielded before remain valid.
+        Args:
+            calls: Absolute path of the call cache: an actor has its own working directory.
         """
-        import ray.data
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # By id, removed when answered: Ray retries a whole block, including memes that were answered.
-        waiting, docket = {meme.id: meme for meme in memes}, solver.stored.executor.docket
-        frames = {id_: tuple(await docket.trials.frames(one.opened.meme.pixels_sha256)) for id_, one in known.items()}
-        tasks = [{"task": JudgeTask(meme, known.get(meme.id), frames.get(meme.id, ()))} for meme in memes]
-        driver = await asyncio.to_thread(_driver, pictures, None if solver.stored.calls is None else calls)
-        # As Ray objects: each node fetches them once, and API keys do not appear in arguments that Ray displays.
-        parts = await asyncio.to_thread(_court_parts, solver, settings, control)
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = context.print_on_execution_start = False
-        dataset = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), _BLOCKS)).map_batches(
-            Judge,
-            batch_size=None,  # a block: the unit that is retried when a worker dies
-            fn_constructor_kwargs={"parts": list(map(ray.put, parts)), "driver": driver},
-            compute=ray.data.ActorPoolStrategy(
-                size=self.workers, max_concurrent_calls_per_actor=self.each, max_tasks_in_flight_per_actor=self.each
-            ),
-            num_cpus=1,
-        )
+        remote: Any = ray.remote  # its type stubs lack some options
+        store = solver = None
         try:
-            async for judged in received(_results(dataset), waiting, docket.writer):
-                yield judged
+            if local.stored.calls is not None:
+                here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+                # Calls may be retried after a restart: storing is idempotent. It reserves no processor.
+                kept = {"num_cpus": 0, "max_restarts": _TRIES, "max_task_retries": _TRIES}
+                store = remote(scheduling_strategy=here, **kept)(StoredCalls).remote(calls)
+            # As a Ray object: each node fetches it once, and API keys do not appear in arguments that Ray displays.
+            parts = ray.put(await asyncio.to_thread(_court_parts, local, settings, control))
+            judge = remote(num_cpus=1)(Judge)
+            yield (solver := ClusterSolver(local, partial(judge.remote, parts, store), self.workers, self.each))
         finally:
-            if waiting:
-                ray.kill(driver)  # the run was aborted: workers must not go on making calls
-        if waiting:
-            why = f"The Ray cluster gave no answer for {len(waiting):,} memes. Take the run up again."
-            raise Unavailable(why, reason=RAY_FAILED)
+            # Also where the run was aborted: workers must not go on making calls.
+            for actor in (*(solver.workers.values() if solver else ()), *filter(None, (store,))):
+                ray.kill(actor)
 
 
-def _driver(pictures: Mapping[str, Path], calls: Path | None) -> Any:
-    """Starts the driver on this machine, where pictures and call cache are; it reserves no processor."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+class ClusterSolver(Solver):
+    """Sends each meme to a worker, and stores what its trial adds in the docket of the run."""
 
-    actor: Any = ray.remote  # its type stubs lack some scheduling strategies
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # Calls may be retried after a restart: storing is idempotent.
-    actor = actor(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Driver)
-    # Absolute paths: an actor has its own working directory.
-    return actor.remote({meme: path.resolve() for meme, path in pictures.items()}, calls and calls.resolve())
+    def __init__(self, local: TrialSolver, start: Callable[[], Any], workers: int, each: int) -> None:
+        self._local, self._start, self._each = local, start, each
+        self.workers: dict[int, Any] = {}
+        # Memes that each worker with an open court is trying.
+        self._load: dict[int, int] = {}
+        self._changed = asyncio.Event()
+        self._fault: Unavailable | None = None
+        self._opening = {asyncio.create_task(self._open(place)) for place in range(workers)}
+
+    @override
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        return self._local.rebuilt(meme, record)
+
+    @override
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Tries a meme on a worker. Raises Unavailable: A worker can't judge."""
+        docket = self._local.stored.executor.docket
+        frames = () if record is None else await docket.trials.frames(record.opened.meme.pixels_sha256)
+        task = JudgeTask(item.meme, await item.picture(), record, tuple(frames))
+        for _ in range(_TRIES):
+            if (judged := await self._judged(task)) is not None:
+                break
+        else:
+            # One that kills each of its workers would otherwise be retried forever.
+            raise Unavailable(
+                f"Workers that were trying {item.meme.id} died {_TRIES} times. Have the nodes memory enough for so "
+                "many memes at once (--concurrency, --ray-workers)?",
+                reason="WORKERS_DIE",
+            )
+        opened = next((event for event in judged.events if isinstance(event, TrialOpened)), None)
+        # A trial without its picture could not be resumed, so the picture has to precede the events.
+        if opened is not None and judged.frames:
+            await docket.writer.keep_picture(picture_of(opened.meme, judged.frames))
+        # Before the prediction is stored: that only repeats what the docket holds (see eval.runs.run).
+        await docket.writer.append(*judged.events)
+        return judged.tried
+
+    async def _judged(self, task: JudgeTask) -> TaskResult | None:
+        """Has a meme tried; None if the worker died. Raises Unavailable: A worker can't judge."""
+        from ray.exceptions import RayActorError
+
+        while not (free := [place for place, load in self._load.items() if load < self._each]):
+            if self._fault is not None:
+                raise self._fault
+            self._changed.clear()
+            await self._changed.wait()
+        place = min(free, key=self._load.__getitem__)
+        worker = self.workers[place]
+        self._load[place] += 1
+        try:
+            return await _answer(worker.judge.remote(task))  # type: ignore[no-any-return]
+        except RayActorError:
+            # One of the memes that it was trying has another started in its place, perhaps on another node.
+            if self.workers[place] is worker and self._load.pop(place, None) is not None:
+                self._opening.add(asyncio.create_task(self._open(place)))
+            return None
+        except Exception as error:
+            raise _cant_judge(error) from None
+        finally:
+            if self.workers[place] is worker and place in self._load:
+                self._load[place] -= 1
+            self._changed.set()
+
+    async def _open(self, place: int) -> None:
+        """Starts a worker, and has memes sent to it once its court is open."""
+        from ray.exceptions import RayActorError
+
+        fault: Exception | None = None
+        for _ in range(_TRIES):
+            self.workers[place] = self._start()
+            try:
+                await _answer(self.workers[place].open.remote())
+                self._load[place] = 0
+                break
+            except RayActorError as error:
+                fault = error  # it died
+            except Exception as error:
+                self._fault = _cant_judge(error)
+                break
+        else:
+            assert fault is not None
+            self._fault = _cant_judge(fault)
+        self._changed.set()
+
+
+def _cant_judge(error: Exception) -> Unavailable:
+    """A fault of a worker, not of a meme: it would fail all others too."""
+    if isinstance(error, CourtError):
+        return Unavailable(f"A worker of the Ray cluster can't judge: {error.message}", reason=error.reason)
+    return Unavailable(
+        f"The Ray cluster could not go on ({type(error).__name__}: {str(error)[:200]}). Is the same version of "
+        "MemeCourt installed on all nodes, and have they memory enough?",
+        reason=RAY_FAILED,
+    )
 
 
 def _court_parts(solver: TrialSolver, settings: Settings, control: str) -> tuple[Any, ...]:
-    """Parts that a worker opens its court from, in the order in which :meth:`Judge._open` takes them."""
+    """Parts that a worker opens its court from, in the order in which :meth:`Judge._opened` takes them."""
     assert isinstance(settings.library, Path)  # a run's library is on disk
     policy = settings.policy.read_bytes() if settings.policy else None
     hollow: Any = {"executor": None, "calls": None}
@@ -250,59 +308,6 @@ def _court_parts(solver: TrialSolver, settings: Settings, control: str) -> tuple
     facts = facts_of(solver.stored.executor.court, solver.procedure)
     bare = replace(solver, stored=replace(solver.stored, **hollow))
     return settings, packed(settings.library), policy, control, bare, key, facts
-
-
-async def received(
-    results: AsyncIterator[TaskResult], waiting: dict[str, JudgedMeme], writer: TrialWriter
-) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-    """Yields the first outcome of each meme as :meth:`Cluster.judged`, and removes it from those waiting, by id.
-
-    Raises Unavailable: A worker can't judge.
-    """
-    async for result in results:
-        if result.meme not in waiting:
-            continue  # a retry: the first answer counts, and its record is in the docket
-        # A fault of the worker, not of the meme: it would fail all others too.
-        if result.fault is not None or result.prediction is None:
-            why, reason = (result.fault.message, result.fault.reason) if result.fault else ("", RAY_FAILED)
-            raise Unavailable(f"A worker of the Ray cluster can't judge: {why}", reason=reason)
-        opened = next((event for event in result.events if isinstance(event, TrialOpened)), None)
-        # A trial without its picture could not be resumed, so the picture has to precede the events.
-        if opened is not None and result.frames:
-            await writer.keep_picture(picture_of(opened.meme, result.frames))
-        # Before yielding: predictions only repeat what the docket holds (see eval.runs.run).
-        await writer.append(*result.events)
-        yield waiting.pop(result.meme), result.prediction, result.passing
-
-
-async def _results(dataset: Any) -> AsyncIterator[TaskResult]:
-    """Yields results one by one as they come. Raises Unavailable if Ray gives up."""
-    loop = asyncio.get_running_loop()
-    results: asyncio.Queue[TaskResult | BaseException | None] = asyncio.Queue()
-
-    def put(result: TaskResult | BaseException | None) -> None:
-        with suppress(RuntimeError):  # the event loop is closed, so nobody reads any more
-            loop.call_soon_threadsafe(results.put_nowait, result)
-
-    def read() -> None:
-        try:
-            for batch in dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-                for result in batch["result"]:
-                    put(result)
-            put(None)
-        except BaseException as error:  # raised below
-            put(error)
-
-    # Ray's iterators block. Daemon: a thread that is blocked in Ray must not keep the process alive.
-    threading.Thread(target=read, name="ray-data", daemon=True).start()
-    while (result := await results.get()) is not None:
-        if isinstance(result, BaseException):
-            raise Unavailable(
-                f"The Ray cluster could not go on ({type(result).__name__}: {str(result)[:200]}). Is the same version "
-                "of MemeCourt installed on all nodes, and have they memory enough?",
-                reason=RAY_FAILED,
-            ) from result
-        yield result
 
 
 def packed(library: Path) -> bytes:
@@ -325,56 +330,54 @@ def _deleted_at_end(directory: str) -> Iterator[None]:
         yield
 
 
-class Driver:
-    """The actor on the run's machine that hands out pictures and keeps the call cache, if models are asked."""
+class StoredCalls:
+    """The actor on the run's machine that keeps the call cache."""
 
-    def __init__(self, pictures: Mapping[str, Path], calls: Path | None) -> None:
-        self._pictures = pictures  # by the meme's id
-        self._calls = SqliteCallCache.open(calls) if calls is not None else None
-        # Counted per meme over all workers: one that kills each of them would otherwise be retried forever.
-        self._tries: Counter[str] = Counter()
+    def __init__(self, path: Path) -> None:
+        self._calls = SqliteCallCache.open(path)
 
-    async def begin(self, meme: str) -> tuple[int, bytes | None]:
-        """Counts a worker's start on a meme; returns the starts so far, and the picture unless it is missing."""
-        self._tries[meme] += 1
-        picture = None
-        if (path := self._pictures.get(meme)) is not None:
-            with suppress(FileNotFoundError):
-                picture = await asyncio.to_thread(path.read_bytes)
-        return self._tries[meme], picture
+    async def read(self, key: str) -> str | None:
+        """See :meth:`eval.models.call_cache.CallCache.read`."""
+        return await self._calls.read(key)
 
-    async def calls(self, method: str, *arguments: str) -> Any:
-        """Calls a method of the call cache."""
-        return await getattr(self._calls, method)(*arguments)
+    async def keep(self, key: str, model: str, body: str) -> None:
+        """See :meth:`eval.models.call_cache.CallCache.keep`."""
+        await self._calls.keep(key, model, body)
 
 
 class _CallsAtDriver(CallCache):
     """The call cache as accessed by a worker."""
 
-    def __init__(self, driver: Any, fence_key: bytes) -> None:
+    def __init__(self, actor: Any, fence_key: bytes) -> None:
         super().__init__(fence_key)
-        self._driver = driver
+        self._actor = actor
 
     @override
     async def read(self, key: str) -> str | None:
-        return await _answer(self._driver.calls.remote("read", key))  # type: ignore[no-any-return]
+        return await self._asked(self._actor.read.remote(key))  # type: ignore[no-any-return]
 
     @override
     async def keep(self, key: str, model: str, body: str) -> None:
-        await _answer(self._driver.calls.remote("keep", key, model, body))
+        await self._asked(self._actor.keep.remote(key, model, body))
+
+    async def _asked(self, ref: Any) -> Any:
+        from ray.exceptions import RayActorError
+
+        try:
+            return await _answer(ref)
+        except RayActorError:
+            why = "The process that keeps calls is gone from the machine of the run. Take the run up again."
+            raise CallsError(why) from None
 
 
 async def _answer(ref: Any) -> Any:
-    """Awaits the driver's answer. Raises the driver's own CourtError; CallsError if the driver is gone."""
-    from ray.exceptions import RayError, RayTaskError
+    """Awaits an actor's answer. Raises the actor's own CourtError instead of Ray's, which wraps it."""
+    from ray.exceptions import RayTaskError
 
     try:
         return await ref
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, CourtError) else error from None
-    except RayError:
-        why = "The process that keeps pictures and calls is gone from the machine of the run. Take the run up again."
-        raise CallsError(why) from None
 
 
 class OneTrial(TrialWriter, TrialReader):
@@ -410,51 +413,50 @@ class OneTrial(TrialWriter, TrialReader):
 
 
 class Judge:
-    """A worker with its own court, which Ray Data calls for several blocks of memes at once in one event loop.
+    """A worker with its own court, which tries several memes at once in one event loop."""
 
-    Its failures are returned as values: Ray would retry an exception forever, or wrap it beyond recognition.
-    """
-
-    def __init__(self, parts: Sequence[Any], driver: Any) -> None:
-        """Receives references to what the court is opened from, and the :class:`Driver`."""
+    def __init__(self, parts: Sequence[Any], calls: Any) -> None:
+        """Receives what the court is opened from, and the actor with the :class:`StoredCalls`."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)
-        self._parts, self._driver = parts, driver
+        self._parts, self._calls = parts, calls
         # Closed by nobody: the process ends with the court.
         self._court = AsyncExitStack()
-        self._opening: asyncio.Future[TrialSolver] | None = None
+        self._solver: TrialSolver | None = None
 
-    async def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Judges tasks, under ``task``; results are under ``result``, an object array of shape (memes,)."""
-        # One for all batches, however many come while the court is being opened.
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open())
-        results = np.empty(len(batch["task"]), dtype=object)
-        results[:] = await asyncio.gather(*(self._judge(task, self._opening) for task in batch["task"]))
-        return {"result": results}
-
-    async def _open(self) -> TrialSolver:
-        """Opens the court. Raises CourtError, also for faults of ours."""
-        try:
-            solver: TrialSolver
-            settings, library, policy, control, solver, key, expected = await asyncio.gather(*self._parts)
-            # Nothing is read from the directory once the court is open, so that no texts stay behind.
-            with tempfile.TemporaryDirectory(prefix="memecourt-ray-") as directory, _deleted_at_end(directory):
-                root = Path(directory)
-                with tarfile.open(fileobj=io.BytesIO(library)) as tar:
-                    # The filter refuses devices, and members and links that lead out of the directory.
-                    tar.extractall(root / "library", filter="data")
-                if policy is not None:
-                    (root / "policy.toml").write_bytes(policy)
-                # A court requires a docket, but records stay in memory. A worker has one processor.
-                changes: dict[str, Any] = {"home": root, "docket": root / "docket.sqlite", "library": root / "library"}
-                changes |= {"picture_workers": 1, "text_workers": 1, "policy": policy and root / "policy.toml"}
-                opening = open_court(settings.model_copy(update=changes), read_text=False, duplicates=False)
-                executor = await self._court.enter_async_context(opening)
-        except Exception as error:
-            if isinstance(error, CourtError):
+    async def open(self) -> None:
+        """Opens the court, unless it is open. Raises CourtError, also for faults of ours."""
+        if self._solver is None:
+            try:
+                self._solver = await self._opened(*self._parts)
+            except CourtError:
                 raise
-            message = f"The court could not be opened ({type(error).__name__}: {error})."
-            raise Unavailable(message, reason="INTERNAL") from error
+            except Exception as error:
+                message = f"The court could not be opened ({type(error).__name__}: {error})."
+                raise Unavailable(message, reason="INTERNAL") from error
+
+    async def _opened(
+        self,
+        settings: Settings,
+        library: bytes,
+        policy: bytes | None,
+        control: str,
+        solver: TrialSolver,
+        key: bytes | None,
+        expected: dict[str, str],
+    ) -> TrialSolver:
+        # Nothing is read from the directory once the court is open, so that no texts stay behind.
+        with tempfile.TemporaryDirectory(prefix="memecourt-ray-") as directory, _deleted_at_end(directory):
+            root = Path(directory)
+            with tarfile.open(fileobj=io.BytesIO(library)) as tar:
+                # The filter refuses devices, and members and links that lead out of the directory.
+                tar.extractall(root / "library", filter="data")
+            if policy is not None:
+                (root / "policy.toml").write_bytes(policy)
+            # A court requires a docket, but records stay in memory. A worker has one processor.
+            changes: dict[str, Any] = {"home": root, "docket": root / "docket.sqlite", "library": root / "library"}
+            changes |= {"picture_workers": 1, "text_workers": 1, "policy": policy and root / "policy.toml"}
+            opening = open_court(settings.model_copy(update=changes), read_text=False, duplicates=False)
+            executor = await self._court.enter_async_context(opening)
         court = with_control(executor.court, control, solver.stored.seed)
         facts = facts_of(court, solver.procedure)
         # All verdicts of a run must come from the same court, whichever node judges.
@@ -465,35 +467,26 @@ class Judge:
                 "nodes, and let all of them reach the same model servers.",
                 reason="WORKER_DIFFERS",
             )
-        calls = None if key is None else _CallsAtDriver(self._driver, key)
+        calls = None if key is None else _CallsAtDriver(self._calls, key)
         return replace(solver, stored=replace(solver.stored, executor=replace(executor, court=court), calls=calls))
 
-    async def _judge(self, task: JudgeTask, opening: asyncio.Future[TrialSolver]) -> TaskResult:
-        meme, trial = task.meme, OneTrial(task)
+    async def judge(self, task: JudgeTask) -> TaskResult:
+        """Tries a meme once. Raises CourtError, also for faults of ours."""
+        solver, trial = self._solver, OneTrial(task)
+        assert solver is not None, "the run's machine sends memes to open courts alone"
+        executor = solver.stored.executor
+        executor = replace(executor, docket=replace(executor.docket, writer=trial, trials=trial))
+
+        async def picture() -> bytes | None:
+            return task.picture
+
         try:
-            solver = await asyncio.shield(opening)
-            executor = solver.stored.executor
-            executor = replace(executor, docket=replace(executor.docket, writer=trial, trials=trial))
-            # Counted beforehand in the driver: a killed worker can't report which meme it was trying.
-            tries, picture = await _answer(self._driver.begin.remote(meme.id))
-            if tries > _TRIES:
-                raise Unavailable(
-                    f"Workers that were trying {meme.id} died {_TRIES} times. Have the nodes memory enough for so many "
-                    "memes at once (--concurrency, --ray-workers)?",
-                    reason="WORKERS_DIE",
-                )
-
-            async def read() -> bytes | None:
-                return picture  # type: ignore[no-any-return]
-
-            # Tried once, without patience: the run reports what failed for a temporary reason.
             solver = replace(solver, stored=replace(solver.stored, executor=executor))
-            tried = await solver.solve(MemeItem(meme, read), task.known)
-        except CourtError as error:
-            return TaskResult(meme.id, fault=error)
+            tried = await solver.solve(MemeItem(task.meme, picture), task.known)
+        except CourtError:
+            raise
         except Exception as error:
             # The exception's message may quote the meme, so only its type is reported.
             message = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
-            return TaskResult(meme.id, fault=Unavailable(message, reason="INTERNAL"))
-        passing = tried.passing and tried.reason not in LATE
-        return TaskResult(meme.id, tried.result, passing, events=tuple(trial.added), frames=trial.frames_added)
+            raise Unavailable(message, reason="INTERNAL") from None
+        return TaskResult(tried, events=tuple(trial.added), frames=trial.frames_added)

@@ -110,6 +110,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             if plan.question is None:
                 executor = replace(executor, court=with_control(executor.court, plan.control, plan.seed))
             solver = await _solver(plan, executor, calls, progress)
+            if cluster is not None:
+                assert isinstance(solver, TrialSolver), "a cluster holds trials alone"
+                store = await asyncio.to_thread((plan.calls or plan.out / CALLS).resolve)
+                solving = cluster.solving(solver, calls=store, settings=court_settings(plan), control=plan.control)
+                solver = await stack.enter_async_context(solving)
             manifest = _manifest(
                 plan,
                 material,
@@ -127,7 +132,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
                 manifest = begun.model_copy(update=where)  # the same data may be in another place now
             await judge(
-                JudgedRun(plan, folder, material, executor=executor, solver=solver, cluster=cluster),
+                JudgedRun(plan, folder, material, executor=executor, solver=solver),
                 manifest,
                 progress,
                 resumed=begun is not None,

@@ -9,8 +9,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from court.errors import Unavailable
@@ -35,6 +35,9 @@ counts as a failure."""
 IN_A_ROW = 3
 """Consecutive failures, by item in progress at once, after which the server counts as gone."""
 _LONGEST_PAUSE_S = 30.0
+_EVERY_S = 30.0
+_FIRST_S = 3.0
+"""Seconds after which the first line says how long the items take."""
 
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
@@ -251,41 +254,8 @@ class Results(Generic[K, B]):
         self._folder.write(self._name, [self.done[key] for key in keys if key in self.done])
 
 
-_EVERY_S = 30.0
-_FIRST_S = 3.0
-"""Seconds after which the first line says how long the items take."""
-
-
-@dataclass(slots=True)
-class RunningTotals:
-    """Running totals of the items of a session; a kind of session may add figures to its words."""
-
-    total: int
-    before: int = 0
-    """Number of ``done`` that existed when this process started."""
-    done: int = 0
-    began: float = field(default_factory=time.monotonic)
-
-    def words(self, now: float) -> str:
-        """Rate and time left."""
-        # Items done before this process started are excluded from its rate.
-        fresh, seconds = self.done - self.before, now - self.began
-        parts = []
-        if fresh and seconds > 0:
-            rate = fresh / seconds
-            # Three significant digits, and all digits before the point.
-            parts.append(f"{60 * rate:{',.0f' if 60 * rate >= 100 else '.3g'}} a minute")
-            if self.done < self.total:
-                parts.append(f"{_span((self.total - self.done) / rate)} left")
-        return ", ".join([*parts, *self.figures()])
-
-    def figures(self) -> list[str]:
-        """Lists further figures, in words."""
-        return []
-
-
 class Progress:
-    """Receives the progress of a run and ignores it; subclasses display it."""
+    """Receives the progress of a session and ignores it; subclasses display it."""
 
     def tell(self, sentence: str) -> None:
         """Reports a long step, or a notice, in a sentence."""
@@ -301,101 +271,68 @@ class Progress:
     def _once(self) -> set[str]:
         return set()
 
-    def step(self, name: str, done: int, total: int) -> None:
-        """Reports the progress of a step of the preparation."""
-
-    def begin(self, score: RunningTotals) -> None:
-        """Reports that judging begins."""
-
-    def tick(self, score: RunningTotals) -> None:
-        """Reports that a second has passed, or that one more meme has a prediction."""
-
-    def end(self, score: RunningTotals) -> None:
-        """Reports that judging has ended, finished or not."""
-
-    @asynccontextmanager
-    async def shown(self, score: RunningTotals) -> AsyncIterator[None]:
-        """Shows totals from begin to end, and each second in between."""
-
-        async def tick() -> None:
-            while True:
-                await asyncio.sleep(1)
-                self.tick(score)
-
-        self.begin(score)
-        ticking = asyncio.create_task(tick())
-        try:
-            yield
-        finally:
-            ticking.cancel()
-            # Cancelling it is no error of the session.
-            await asyncio.gather(ticking, return_exceptions=True)
-            self.end(score)
+    def step(self, name: str, done: int, total: int, words: str = "") -> None:
+        """Reports the progress of a step, perhaps with further figures in words."""
 
 
-class ProgressLines(Progress):
+class _Timed(Progress):
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._begun: dict[str, tuple[float, int]] = {}
+        self._last: dict[str, int] = {}
+
+    def _words(self, name: str, done: int, total: int, words: str) -> str:
+        """Rate and time left of a step, in front of its other figures."""
+        # Items done before this process started are excluded from its rate. Fewer than before are of another run.
+        if name not in self._begun or done < self._last[name]:
+            self._begun[name] = self._now(), done
+        self._last[name] = done
+        began, before = self._begun[name]
+        fresh, seconds = done - before, self._now() - began
+        parts = [words] if words else []
+        if fresh and seconds > 0:
+            a_minute, left = 60 * fresh / seconds, (total - done) * seconds / fresh
+            parts = [f"{_span(left)} left", *parts] if left else parts
+            # Three significant digits, and all digits before the point.
+            parts.insert(0, f"{a_minute:{',.0f' if a_minute >= 100 else '.3g'}} a minute")
+        return ", ".join(parts)
+
+
+class ProgressLines(_Timed):
     """Prints a line every half minute: for logs and other output that is not a terminal."""
 
-    def __init__(
-        self, say: Callable[[str], None], *, every_s: float = _EVERY_S, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, say: Callable[[str], None], *, now: Callable[[], float] = time.monotonic) -> None:
         """Starts without output."""
+        super().__init__(now)
         self._print = say
-        self._every_s = every_s
-        self._now = now
-        self._last = now()
+        self._due: dict[str, float] = {}
 
     def tell(self, sentence: str) -> None:
         """Prints the sentence at once."""
         self._print(sentence)
 
-    def step(self, name: str, done: int, total: int) -> None:
-        """Prints the step if a line is due."""
-        if self._due():
-            self._print(f"{name}: {done:,} of {total:,}")
-
-    def begin(self, score: RunningTotals) -> None:
-        """Prints a line at once, and the next one early: whoever watches wants to know whether to wait."""
-        self._last = self._now() - max(0.0, self._every_s - _FIRST_S)
-        self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
-
-    def tick(self, score: RunningTotals) -> None:
-        """Prints a line if it is due."""
-        # Before the first is done, nobody knows how long the others take.
-        early = score.done == score.before and self._now() - score.began < self._every_s
-        if not early and self._due():
-            self._print(self._line(score))
-
-    def end(self, score: RunningTotals) -> None:
-        """Prints a line at once."""
-        self._print(self._line(score))
-
-    def _line(self, score: RunningTotals) -> str:
-        words = score.words(self._now())
-        return f"{score.done:,} of {score.total:,} judged{': ' if words else ''}{words}"
-
-    def _due(self) -> bool:
-        now = self._now()
-        if now - self._last < self._every_s:
-            return False
-        self._last = now
-        return True
+    def step(self, name: str, done: int, total: int, words: str = "") -> None:
+        """Prints the step if a line is due; the first one early, as whoever watches wants to know whether to wait."""
+        now, words = self._now(), self._words(name, done, total, words)
+        if now >= self._due.setdefault(name, now + _FIRST_S):
+            self._due[name] = now + _EVERY_S
+            self._print(f"{name}: {done:,} of {total:,}{', ' if words else ''}{words}")
 
 
-class ProgressBar(Progress):
-    """Shows a progress bar in a terminal."""
+class ProgressBar(_Timed):
+    """Shows a progress bar in a terminal for each step."""
 
     def __init__(self, console: Console) -> None:
         """Starts hidden, so as not to disturb prompts that appear before the first step."""
+        super().__init__(time.monotonic)
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[words]}", markup=False),
             console=console,
         )
-        self._preparing: dict[str, int] = {}
-        self._judging: int | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         """Returns the bar, which appears with its first step."""
@@ -412,34 +349,19 @@ class ProgressBar(Progress):
         # Sentences may quote untrusted names of files and rows: brackets in them must not act as markup.
         self._bars.console.print(sentence, markup=False, highlight=False)
 
-    def step(self, name: str, done: int, total: int) -> None:
-        """Shows the step as a separate bar."""
+    def step(self, name: str, done: int, total: int, words: str = "") -> None:
+        """Shows the step."""
         self._bars.start()
-        if name not in self._preparing:
-            self._preparing[name] = self._bars.add_task(name, total=total, words="")
-        self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
-
-    def begin(self, score: RunningTotals) -> None:
-        """Starts the bar."""
-        self._bars.start()
-        self._judging = self._bars.add_task("judged", total=score.total, completed=score.done, words="")
-
-    def tick(self, score: RunningTotals) -> None:
-        """Advances the bar, and updates rate and time left."""
-        if self._judging is not None:
-            words = score.words(time.monotonic())
-            self._bars.update(self._judging, completed=score.done, words=words)  # type: ignore[arg-type]
-
-    def end(self, score: RunningTotals) -> None:
-        """Shows the final figures; further judging starts a new bar."""
-        self.tick(score)
-        self._judging = None
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, words="")
+        # A total that changed is of a further run of the same study.
+        self._bars.update(self._tasks[name], total=total, completed=done, words=self._words(name, done, total, words))
 
 
 @contextmanager
-def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Progress]:
+def watching(say: Callable[[str], None]) -> Iterator[Progress]:
     """Shows a bar in a terminal, and lines elsewhere."""
-    console = Console(stderr=stderr)
+    console = Console(stderr=True)
     if not console.is_terminal:
         yield ProgressLines(say)
         return

@@ -78,9 +78,7 @@ class RayNodes:
         """Returns the process ids of workers that hold a court."""
         # Found by the process name that Ray gives a worker when it begins to judge.
         return [
-            pid
-            for pid in sorted(_below(node.pid for node in self.nodes))
-            if _command(pid).startswith(b"ray::MapWorker")
+            pid for pid in sorted(_below(node.pid for node in self.nodes)) if _command(pid).startswith(b"ray::Judge")
         ]
 
     def remove(self) -> None:

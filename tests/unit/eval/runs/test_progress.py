@@ -5,36 +5,32 @@ from functools import partial
 
 from rich.console import Console
 
-from eval.session.engine import ProgressBar, ProgressLines, RunningTotals
+from eval.session.engine import ProgressBar, ProgressLines
 
 
-def test_progress_is_one_line_every_half_a_minute_for_any_number_of_steps():
+def lines_of(totals, seconds):
+    """Returns the lines that a step prints if it is told of one more total each second."""
     now, lines = [0.0], []
     step = partial(ProgressLines(lines.append, now=lambda: now[0]).step, "memes")
-    for done in range(1, 101):
-        now[0] += 1.0
-        step(done, 100)
-    assert lines == ["memes: 30 of 100", "memes: 60 of 100", "memes: 90 of 100"]
+    for second, done in zip(range(seconds), totals, strict=False):
+        now[0] = float(second)
+        step(done, 100, "2 failed")
+    return lines
 
 
-def test_first_line_with_the_time_left_comes_after_three_seconds():
-    now, lines = [0.0], []
-    progress, totals = ProgressLines(lines.append, now=lambda: now[0]), RunningTotals(20, began=0.0)
-    progress.begin(totals)
-    for done in range(1, 21):
-        now[0], totals.done = float(done), done
-        progress.tick(totals)
-    assert lines == ["20 memes, 0 of them judged before.", "3 of 20 judged: 60 a minute, 17 s left"]
+def test_progress_is_a_line_after_three_seconds_and_every_half_a_minute():
+    assert lines_of(range(101), 101) == [
+        "memes: 3 of 100, 60 a minute, 2 min left, 2 failed",
+        "memes: 33 of 100, 60 a minute, 67 s left, 2 failed",
+        "memes: 63 of 100, 60 a minute, 37 s left, 2 failed",
+        "memes: 93 of 100, 60 a minute, 7 s left, 2 failed",
+    ]
 
 
-def test_time_left_of_slow_memes_is_shown_with_the_first():
-    now, lines = [0.0], []
-    progress, totals = ProgressLines(lines.append, now=lambda: now[0]), RunningTotals(20, began=0.0)
-    progress.begin(totals)
-    for second in range(1, 12):
-        now[0], totals.done = float(second), second // 10
-        progress.tick(totals)
-    assert lines[1:] == ["1 of 20 judged: 6 a minute, 3 min left"]
+def test_rate_counts_what_this_process_has_done_in_this_run():
+    assert lines_of([40, 40, 40, 40], 4) == ["memes: 40 of 100, 2 failed"]
+    # A step of the same name that begins anew is another run's, with a rate of its own.
+    assert lines_of([50, 90, 0, 1, 2], 5)[-1] == "memes: 1 of 100, 60 a minute, 2 min left, 2 failed"
 
 
 def test_progress_bar_appears_only_at_the_first_step():

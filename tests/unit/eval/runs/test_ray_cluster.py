@@ -1,11 +1,12 @@
-"""Tests of the Ray code that needs no cluster: connection errors and results received from workers."""
+"""Tests of the Ray code that needs no cluster: connection errors, and memes sent to workers."""
 
 import importlib.util
 import pickle
 import socket
 import tarfile
-from dataclasses import replace
+from functools import partial
 from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,11 @@ from court.record import TrialRecord
 from eval.datasets.items import Outcome, Prediction
 from eval.models.call_cache import CallsError
 from eval.runs import ray_cluster
-from eval.runs.ray_cluster import JudgeTask, OneTrial, TaskResult, connected, packed, received
-from serving.docket.open import Docket
+from eval.runs.ray_cluster import ClusterSolver, JudgeTask, OneTrial, TaskResult, connected, packed
+from eval.session.engine import Tried
+from eval.solvers.calls import MemeItem
 from tests.support.cast import Cast, try_meme
+from tests.support.dockets import opened_docket
 from tests.support.judged import meme
 
 
@@ -68,47 +71,75 @@ def record():
     return try_meme(Cast())
 
 
-async def test_second_answer_for_a_meme_is_ignored(tmp_path, record):
-    prediction = Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id)
+class Worker:
+    """A worker whose calls give these answers in turn; an exception is raised."""
 
-    async def answers():
-        for _ in range(2):
-            yield TaskResult("a", prediction, events=record.events)
-        # A failed second attempt at an answered meme does not end the run either.
-        yield TaskResult("a", fault=Unavailable("It died.", reason="X"))
+    def __init__(self, *answers, opens=()):
+        self.answers, self.opens, self.asked = list(answers), list(opens), []
+        self.judge = SimpleNamespace(remote=self._judged)
+        self.open = SimpleNamespace(remote=self._opened)
 
-    docket, waiting = Docket.open(tmp_path / "docket.sqlite"), {"a": meme("a", True)}
-    try:
-        trials = [found.trial async for _, found, _ in received(answers(), waiting, docket.writer)]
-        stored, lines = await docket.trials.record(record.trial_id), await docket.index.list(limit=9)
-    finally:
-        await docket.close()
-    assert trials == [record.trial_id] == [line.trial_id for line in lines]
-    assert stored == record and not waiting
+    async def _judged(self, task):
+        self.asked.append(task)
+        return self._answer(self.answers)
+
+    async def _opened(self):
+        return self._answer(self.opens)
+
+    def _answer(self, answers):
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-async def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
-    async def answers():
-        yield TaskResult("a", fault=Unavailable("The library is damaged.", reason="LIBRARY_DAMAGED"))
+async def solved(docket, *workers, record=None):
+    local = SimpleNamespace(stored=SimpleNamespace(executor=SimpleNamespace(docket=docket)))
 
-    docket = Docket.open(tmp_path / "docket.sqlite")
-    try:
-        with pytest.raises(Unavailable, match="The library is damaged") as error:
-            await anext(received(answers(), {"a": meme("a", True)}, docket.writer))
-    finally:
-        await docket.close()
+    async def picture():
+        return b"picture"
+
+    starts = partial(next, iter(workers))
+    return await ClusterSolver(local, starts, 1, 1).solve(MemeItem(meme("a", True), picture), record)
+
+
+async def test_trial_of_a_worker_is_stored_before_its_prediction_is_used(tmp_path, record):
+    pytest.importorskip("ray")
+    tried = Tried(Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id))
+    worker = Worker(TaskResult(tried, record.events))
+    async with opened_docket(tmp_path / "docket.sqlite") as docket:
+        assert await solved(docket, worker) is tried
+        assert await docket.trials.record(record.trial_id) == record
+    assert worker.asked == [JudgeTask(meme("a", True), b"picture")]
+
+
+async def test_meme_of_a_dead_worker_is_sent_to_another_until_too_many_died(tmp_path):
+    pytest.importorskip("ray")
+    from ray.exceptions import RayActorError
+
+    tried = Tried(Prediction(meme="a", outcome=Outcome.HARMFUL))
+    dead = [Worker(opens=[RayActorError()]), *(Worker(RayActorError()) for _ in range(5))]
+    async with opened_docket(tmp_path / "docket.sqlite") as docket:
+        assert await solved(docket, *dead[:5], Worker(TaskResult(tried))) is tried
+        with pytest.raises(Unavailable, match="trying a died 5 times") as error:
+            await solved(docket, *dead, *dead)
+    assert error.value.reason == "WORKERS_DIE"
+
+
+@pytest.mark.parametrize("at", ["judging", "opening"])
+async def test_worker_fault_ends_the_run_with_its_message_and_reason(at):
+    pytest.importorskip("ray")
+    fault = Unavailable("The library is damaged.", reason="LIBRARY_DAMAGED")
+    with pytest.raises(Unavailable, match="can't judge: The library is damaged") as error:
+        await solved(None, Worker(fault) if at == "judging" else Worker(opens=[fault]))
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_tasks_and_results_survive_the_way_to_a_worker(record):
-    for sent in (
-        JudgeTask(meme("a", True), record, (bytes(range(256)), b"")),
-        TaskResult("a", events=record.events, fault=CallsError("The store is full.")),
-    ):
-        received_there = pickle.loads(pickle.dumps(sent))  # noqa: S301 - bytes of our own
-        fault = getattr(received_there, "fault", None)
-        assert fault is None or (fault.message, fault.reason) == (sent.fault.message, sent.fault.reason)
-        assert replace(received_there, **({"fault": sent.fault} if fault else {})) == sent
+def test_tasks_and_faults_survive_the_way_to_a_worker(record):
+    task = JudgeTask(meme("a", True), b"picture", record, (bytes(range(256)), b""))
+    fault = CallsError("The store is full.")
+    sent = pickle.loads(pickle.dumps((task, fault)))  # noqa: S301 - bytes of our own
+    assert sent[0] == task and (sent[1].message, sent[1].reason) == (fault.message, fault.reason)
 
 
 async def test_docket_of_one_trial_reports_the_added_events_and_frames(record):
@@ -123,7 +154,7 @@ async def test_docket_of_one_trial_reports_the_added_events_and_frames(record):
     )
 
     async def judged(known):
-        docket = OneTrial(JudgeTask(meme("a", True), known and TrialRecord.of(record.events[:known])))
+        docket = OneTrial(JudgeTask(meme("a", True), known=known and TrialRecord.of(record.events[:known])))
         if not known:
             await docket.keep_picture(picture)
         for event in record.events[known:]:

@@ -229,28 +229,23 @@ def prediction_for(meme, outcome, **cost):
 
 
 def test_running_score_counts_only_memes_of_the_protocol():
-    tally = RunningScore(4, began=0.0, protocol=Protocol.EXTREME)
+    tally = RunningScore(Protocol.EXTREME)
     benign, somewhat, very = SPLIT[0], SPLIT[60], SPLIT[90]
     tally.add(benign, prediction_for(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
     tally.add(somewhat, prediction_for(somewhat, Outcome.NOT_HARMFUL))  # dropped by the protocol
     tally.add(very, prediction_for(very, Outcome.FAILED))
     assert (tally.done, tally.labelled, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
-    words = tally.words(60.0)
-    assert words == (
-        "3 a minute, 20 s left, 3 calls (1 stored), 120 tokens, extreme: accuracy 1.000, coverage 0.500, 1 failed"
-    )
+    assert tally.words == "3 calls (1 stored), 120 tokens, extreme: accuracy 1.000, coverage 0.500, 1 failed"
 
 
 def test_progress_bar_shows_the_figures_of_a_progress_line():
     out = io.StringIO()
-    tally = RunningScore(2, protocol=Protocol.MERGED)
+    tally = RunningScore(Protocol.MERGED)
     with ProgressBar(Console(file=out, force_terminal=True, width=160)) as bar:
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)
-        bar.begin(tally)
         tally.add(SPLIT[0], prediction_for(SPLIT[0], Outcome.NOT_HARMFUL))
-        bar.tick(tally)
-        bar.end(tally)
+        bar.step("memes", tally.done, 2, tally.words)
     assert "Preparing [the] precedents" in out.getvalue()
     assert "3/7" in out.getvalue() and "1/2" in out.getvalue() and "merged: accuracy 1.000" in out.getvalue()
 
