@@ -31,7 +31,7 @@ from eval.standin.settings import Settings
 from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
 from eval.synthetic.messages import fenced, texts_of
-from eval.synthetic.oracle import Ability, JudgeInput, ServedOracle, answer_signs, answer_target, chance_of, expected
+from eval.synthetic.oracle import Ability, JudgeInput, Oracle, answer_signs, answer_target, chance_of, expected
 from eval.synthetic.world import GROUPS, SIGNS, SIZE, TARGETS, claim_of, signs_of, target_of
 from eval.witness.world import WorldReader, draw_world
 from eval.witness.world import expected as expected_finding
@@ -51,7 +51,7 @@ def served(servers: Mapping[str, FakeModelServer]) -> Iterator[dict[str, str]]:
 
 def oracle_server(model: str, ability: Ability) -> FakeModelServer:
     """A fake server of a model of this ability."""
-    oracle = ServedOracle(ability)
+    oracle = Oracle(ability)
     settings = Settings(model=model, play="synthetic", capacity=64)
     return FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
 
@@ -262,7 +262,8 @@ def _labels(data: Path) -> Mapping[str, Any]:
     memes = [meme for meme in read_key(data) if meme.split == "test_seen"]
     stance, frames = [], []
     for caption, shots in product((False, True), (0, 4)):
-        seen = [JudgeInput(meme.text, meme.badge, meme.badge if caption else None, follow=shots > 0) for meme in memes]
+        aids = frozenset({"precedents"} if shots else ())
+        seen = [JudgeInput(meme.text, meme.badge, meme.badge if caption else None, aids) for meme in memes]
         name = f"picture+text{'+caption' * caption},{shots}-shot"
         pairs = [(target_of(one.text, one.badge), answer_target(one, _READER)) for one in seen]
         present = [label for label in TARGETS if any(label in pair for pair in pairs)]

@@ -114,10 +114,10 @@ class FakeModelServer:
         self._answer = answer or (scripted_reply if self.settings.play else None)
         self._odds: Callable[[dict[str, Any]], Mapping[str, float]] = lambda _: self.settings.odds
         if self.settings.play == "synthetic":
-            from eval.synthetic.oracle import ServedOracle  # generates and reads pictures: not needed for load tests
+            from eval.synthetic.oracle import Oracle  # generates and reads pictures: not needed for load tests
 
             # Arguments of the caller take precedence over the script, here and below.
-            oracle = ServedOracle()
+            oracle = Oracle()
             self._answer, self._odds = answer or oracle.answer, oracle.odds
         self._odds = odds or self._odds
         self._speaker = ReplyMaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)

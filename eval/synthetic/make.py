@@ -129,6 +129,7 @@ def make(
     if Plant.LEAKAGE in plant and test < 5:
         raise BadRequest("Leakage needs at least 5 memes in test to be near to.")
     dataset = find_card(f"synthetic-{layout}")
+    splits = [dataset.of_role(role)[0].name for role in (SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST)]
     # Includes the layout, so that the two benchmarks of one seed do not contain the same memes.
     rng = random.Random(f"{layout} {seed}")
     subjects: list[tuple[str, str, str]] = []
@@ -140,39 +141,41 @@ def make(
         subjects += tested
     families = _families(rng, subjects)
     memes: list[SyntheticMeme] = []
-    for role, count in zip((SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST), wanted, strict=True):
-        (split,) = dataset.of_role(role)
+    for split, count in zip(splits, wanted, strict=True):
         # Each split begins with a new family: the rest of the last family is discarded, not carried over.
-        drawn = [replace(next(families), split=split.name) for _ in range(-(-count // 4) * 4)][:count]
+        drawn = [replace(next(families), split=split) for _ in range(-(-count // 4) * 4)][:count]
         rng.shuffle(drawn)
         memes += drawn
     # Numbered after the shuffle and across all splits, so that an id reveals nothing about a label.
     memes = [_named(meme, layout, number) for number, meme in enumerate(memes, 1)]
-    planting = _Planting(
-        dataset.of_role(SplitRole.TRAIN)[0].name, dataset.of_role(SplitRole.TEST)[0].name, layout, memes
-    )
-    files: dict[str, bytes] = {}
+    # Planted memes are extra: the splits have as many sound memes as were requested.
+    planted: list[_Planted] = []
     if Plant.LEAKAGE in plant:
-        planting.leak(next(families), files)
+        planted += _leaks([meme for meme in memes if meme.split == splits[2]], next(families))
     if Plant.DEFECTS in plant:
-        planting.spoil([next(families) for _ in range(4)], files)
-    _write(
-        root, layout, memes=tuple(planting.memes), files=files, missing=planting.missing, size=size, progress=progress
-    )
+        twice = next((meme.id for meme in memes if meme.split == splits[0]), None)
+        planted += _defects([next(families) for _ in range(4)], twice, test_split=splits[2])
+    contents: dict[str, bytes] = {}
+    for meme, content in planted:
+        named = _named(meme, layout, len(memes) + 1)
+        memes.append(
+            replace(named, id=meme.id or named.id, split=meme.split or splits[0], level=level_of(meme.text, meme.badge))
+        )
+        if content is not None:
+            contents[named.image] = content
+    _write(root, layout, memes, contents, size, progress)
     about = {
         "made_by": "memecourt-eval synthetic",
         "dataset": dataset.id,
         "seed": seed,
         "asked": dict(zip(("train", "val", "test"), wanted, strict=True)),
         "planted": [
-            {"kind": meme.planted, "split": meme.split, "id": meme.id, "of": meme.of}
-            for meme in planting.memes
-            if meme.planted
+            {"kind": meme.planted, "split": meme.split, "id": meme.id, "of": meme.of} for meme in memes if meme.planted
         ],
     }
     # Written last, because the directory is recognised by this file.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    return Made(root, dataset.id, tuple(planting.memes))
+    return Made(root, dataset.id, tuple(memes))
 
 
 def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
@@ -218,69 +221,49 @@ def _families(rng: random.Random, subjects: Sequence[tuple[str, str, str]]) -> I
 
 
 def _named(meme: SyntheticMeme, layout: Layout, number: int) -> SyntheticMeme:
+    ending = "jpg" if meme.planted == "near-duplicate" else "png"
     if layout is Layout.HARMEME:
-        return replace(meme, id=f"synthetic_memes_{number}", image=f"synthetic_memes_{number}.png")
-    return replace(meme, id=f"{number}", image=f"img/{number:05d}.png")
+        return replace(meme, id=f"synthetic_memes_{number}", image=f"synthetic_memes_{number}.{ending}")
+    return replace(meme, id=f"{number}", image=f"img/{number:05d}.{ending}")
 
 
-class _Planting:
-    """Plants faults. Planted memes are extra: the splits have as many sound memes as were requested."""
+_Planted = tuple[SyntheticMeme, bytes | None]
+"""A meme to plant, and its file: None to draw it, empty for none. It is in train, under a new id, unless it says so."""
 
-    def __init__(self, train: str, test: str, layout: Layout, memes: list[SyntheticMeme]) -> None:
-        self.memes = memes
-        self.missing: set[str] = set()
-        self._train, self._test, self._layout = train, test, layout
 
-    def leak(self, other: SyntheticMeme, files: dict[str, bytes]) -> None:
-        """Adds a meme to train for each way of being too near to one in test."""
-        same_id, same_file, same_picture, same_text, near_duplicate = [m for m in self.memes if m.split == self._test][
-            :5
-        ]
-        self._add(replace(other, id=same_id.id), "same id", of=same_id)
-        added = self._add(replace(same_file, text=other.text), "same file", of=same_file)
-        files[added.image] = _png(same_file)
-        added = self._add(replace(same_picture, text=other.text), "same picture", of=same_picture)
+def _leaks(tested: Sequence[SyntheticMeme], other: SyntheticMeme) -> list[_Planted]:
+    """Returns a meme for each way of being too near to one in test."""
+
+    def leaked(kind: str, of: SyntheticMeme, content: bytes | None = None, **changes: Any) -> _Planted:
+        return replace(of, **{"id": "", "split": "", "planted": kind, "of": of.id, **changes}), content
+
+    same_id, same_file, same_picture, same_text, near_duplicate = tested[:5]
+    # Neither bytes nor pixels are the same: only its similarity reveals it.
+    paler = io.BytesIO()
+    ImageEnhance.Brightness(_image(near_duplicate)).enhance(0.95).save(paler, "JPEG", quality=80)
+    return [
+        (replace(other, id=same_id.id, planted="same id", of=same_id.id), None),
+        leaked("same file", same_file, _png(same_file), text=other.text),
         # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must find it.
-        files[added.image] = png_of(_image(same_picture), level=1)
-        self._add(replace(same_text, badge=other.badge, scene=other.scene, seed=other.seed), "same text", of=same_text)
-        added = self._add(
-            replace(near_duplicate, text=near_duplicate.text + "!"), "near-duplicate", of=near_duplicate, ending=".jpg"
-        )
-        # Neither bytes nor pixels are the same: only its similarity reveals it.
-        paler = io.BytesIO()
-        ImageEnhance.Brightness(_image(near_duplicate)).enhance(0.95).save(paler, "JPEG", quality=80)
-        files[added.image] = paler.getvalue()
+        leaked("same picture", same_picture, png_of(_image(same_picture), level=1), text=other.text),
+        leaked("same text", same_text, badge=other.badge, scene=other.scene, seed=other.seed),
+        leaked("near-duplicate", near_duplicate, paler.getvalue(), text=near_duplicate.text + "!"),
+    ]
 
-    def spoil(self, others: Sequence[SyntheticMeme], files: dict[str, bytes]) -> None:
-        """Adds unusable rows to train, and a damaged picture to test as well."""
-        first, second, third, fourth = others
-        for meme, split in ((first, self._train), (second, self._test)):
-            added = self._add(meme, "damaged picture", split=split)
-            files[added.image] = _png(meme)[:60]  # cut before the first pixel: a partial picture would still be judged
-        self.missing.add(self._add(third, "missing picture").image)
-        self._add(fourth, "empty label")
-        self._add(fourth, "foreign label")
-        twice = next((m for m in self.memes if m.split == self._train and not m.planted), None)
-        if twice is not None:
-            self._add(replace(fourth, id=twice.id), "duplicate id")
-        self._add(fourth, "no JSON")
 
-    def _add(
-        self, meme: SyntheticMeme, planted: str, *, of: SyntheticMeme | None = None, split: str = "", ending: str = ""
-    ) -> SyntheticMeme:
-        named = _named(meme, self._layout, len(self.memes) + 1)
-        if planted in ("same id", "duplicate id"):
-            named = replace(named, id=meme.id)
-        added = replace(
-            named,
-            split=split or self._train,
-            image=named.image.replace(".png", ending) if ending else named.image,
-            level=level_of(meme.text, meme.badge),
-            planted=planted,
-            of=of.id if of else "",
-        )
-        self.memes.append(added)
-        return added
+def _defects(others: Sequence[SyntheticMeme], twice: str | None, *, test_split: str) -> list[_Planted]:
+    """Returns unusable rows of train, one with the id of another, and a damaged picture of test as well."""
+    first, second, third, fourth = others
+    # Cut before the first pixel: a partial picture would still be judged.
+    found: list[_Planted] = [
+        (replace(first, planted="damaged picture"), _png(first)[:60]),
+        (replace(second, planted="damaged picture", split=test_split), _png(second)[:60]),
+        (replace(third, planted="missing picture"), b""),
+        *((replace(fourth, planted=f"{kind} label"), None) for kind in ("empty", "foreign")),
+    ]
+    if twice is not None:
+        found.append((replace(fourth, planted="duplicate id", id=twice), None))
+    return [*found, (replace(fourth, planted="no JSON"), None)]
 
 
 def _image(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> Any:
@@ -294,36 +277,31 @@ def _png(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> bytes:
 def _write(
     root: Path,
     layout: Layout,
-    memes: tuple[SyntheticMeme, ...],
-    files: Mapping[str, bytes],
-    missing: set[str],
+    memes: Sequence[SyntheticMeme],
+    contents: Mapping[str, bytes],
     size: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> None:
-    pictures = root / "images" if layout is Layout.HARMEME else root
-    (pictures if layout is Layout.HARMEME else root / "img").mkdir(parents=True, exist_ok=True)
+    """Writes pictures, splits, the labels of the world's other tasks with the card that describes them, and the key."""
+    pictures, dataset = root / "images" if layout is Layout.HARMEME else root, find_card(f"synthetic-{layout}")
+    for folder in (pictures, root / TASKS, (pictures / memes[0].image).parent):
+        folder.mkdir(parents=True, exist_ok=True)
     for number, meme in enumerate(memes, 1):
-        if meme.image not in missing:
-            (pictures / meme.image).write_bytes(files.get(meme.image) or _png(meme, size))
+        content = contents.get(meme.image)
+        if content != b"":
+            (pictures / meme.image).write_bytes(_png(meme, size) if content is None else content)
         progress(number, len(memes))
-    for split in find_card(f"synthetic-{layout}").splits:
-        lines = [_line(layout, meme) for meme in memes if meme.split == split.name]
-        (root / split.files[0]).write_text("".join(lines), "utf-8")
-    _write_tasks(root, layout, memes)
-    with (root / KEY).open("w", encoding="utf-8") as key:
-        for meme in memes:
-            key.write(json.dumps(asdict(meme)) + "\n")
-
-
-def _write_tasks(root: Path, layout: Layout, memes: Sequence[SyntheticMeme]) -> None:
-    """Writes the labels of the world's other tasks, without defects, and the card that describes them."""
-    (root / TASKS).mkdir()
+    # Defects are faults of rows and files; a leaking meme is sound.
+    sound = [meme for meme in memes if not meme.planted or meme.of]
+    lines = {}
+    for split in dataset.splits:
+        lines[split.files[0]] = [_line(layout, meme) for meme in memes if meme.split == split.name]
     for role in SplitRole:
-        splits = {split.name for split in find_card(f"synthetic-{layout}").of_role(role)}
-        # Defects are faults of rows and files; a leaking meme is sound.
-        sound = [meme for meme in memes if meme.split in splits and (not meme.planted or meme.of)]
-        lines = [json.dumps(_task_row(meme)) + "\n" for meme in sound]
-        (root / TASKS / f"{role}.jsonl").write_text("".join(lines), "utf-8")
+        splits = {split.name for split in dataset.of_role(role)}
+        lines[f"{TASKS}/{role}.jsonl"] = [json.dumps(_task_row(meme)) for meme in sound if meme.split in splits]
+    lines[KEY] = [json.dumps(asdict(meme)) for meme in memes]
+    for name, each in lines.items():
+        (root / name).write_text("".join(f"{line}\n" for line in each), "utf-8")
     (root / CARD).write_text((resources("eval.synthetic") / "tasks_card.toml").read_text("utf-8"), "utf-8")
 
 
@@ -342,7 +320,7 @@ def _task_row(meme: SyntheticMeme) -> dict[str, Any]:
 
 def _line(layout: Layout, meme: SyntheticMeme) -> str:
     if meme.planted == "no JSON":
-        return '{"id": "cut off\n'
+        return '{"id": "cut off'
     record: dict[str, Any]
     if layout is Layout.HARMEME:
         label = {"empty label": "", "foreign label": "hardly harmful"}.get(meme.planted, tuple(LEVELS)[meme.level])
@@ -351,4 +329,4 @@ def _line(layout: Layout, meme: SyntheticMeme) -> str:
     else:
         word = {"empty label": None, "foreign label": 2}.get(meme.planted, int(meme.harmful))
         record = {"id": int(meme.id), "img": meme.image, "label": word, "text": meme.text}
-    return json.dumps(record) + "\n"
+    return json.dumps(record)

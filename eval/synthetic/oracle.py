@@ -16,13 +16,9 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
-from court.backends.chat.scripted import ScriptedModel
 from court.events import Side
-from court.meme import Frame
-from court.ports import ChatRequest
 from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.items import Level
 from eval.synthetic import messages
@@ -82,31 +78,6 @@ def chance_of(seed: int, what: str, text: str, badge: str) -> float:
     return messages.chance_of(str(seed), what, " ".join(text.lower().split()), badge)
 
 
-class ServedOracle:
-    """Answers chat completions, each with all of its pictures."""
-
-    def __init__(self, ability: Ability | None = None) -> None:
-        """Creates an oracle of this ability; None for the default ability."""
-        self._oracle = Oracle(ability or Ability())
-
-    def answer(self, payload: Mapping[str, Any]) -> str | None:
-        """Returns the reply to a chat completion; None if it is not part of a full trial."""
-        system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
-        reply = self._oracle.reply(system, _shown(payload), wanted_by(payload))
-        return None if reply is None else json.dumps(reply)
-
-    def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        """Returns probabilities of the first token; equal ones if the question is not part of a trial."""
-        parts = _shown(payload)
-        if any("Answer with the letter alone" in part for part in parts[-1:] if isinstance(part, str)):
-            return self._oracle.odds(parts)
-        return {"A": 0.5, "B": 0.5}
-
-
-def _shown(payload: Mapping[str, Any]) -> list[str | bytes]:
-    return [part if isinstance(part, str) else picture_in(part) for part in parts_of(payload)]
-
-
 _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _BADGE = re.compile(r"the badge of (\w+)")
 _OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)
@@ -146,14 +117,6 @@ _WEIGHED = {True: {"supporting": "strong", "opposing": "weak"}, False: {"support
 """Strengths for and against a label that fits, and one that does not."""
 
 
-class Help(StrEnum):
-    """Evidence that arguments are based on."""
-
-    NONE = "none"
-    DESCRIPTION = "description"
-    ANSWERS = "answers"
-
-
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
     """Input of whoever judges a meme, or labels it."""
@@ -163,17 +126,16 @@ class JudgeInput:
     """Badge on the picture; None if there is no picture, or no badge on it."""
     named: str | None = None
     """Badge that a description or caption names; None without either."""
-    argued: Help = Help.NONE
-    """Evidence of the arguments, if they name that badge and are on the right sides."""
-    follow: bool = False
-    """True if most of the precedents or examples shown are labelled by the rule; False without any."""
+    aids: frozenset[str] = frozenset()
+    """Names of further shares of an ability that count: ``arguments`` or ``answers``, if the arguments of both sides
+    name that badge, ``precedents``, if most precedents or examples are labelled by the rule, and :data:`_AIDS`."""
     late: bool = False
     """True if the sides asked before they knew their stance."""
-    aids: frozenset[str] = frozenset()
-    """Further aids, of :data:`_AIDS`."""
 
-    def recognises(self, ability: Ability, badge: str | None, helped: float) -> bool:
+    def recognises(self, badge: str | None, ability: Ability) -> bool:
         """True if the oracle recognises a badge with such help."""
+        helped = ability.eyes * (self.badge is not None) + ability.description * (self.named == badge)
+        helped += sum(getattr(ability, aid) for aid in self.aids)
         # Rounded: decimal shares that add up to 1 may fall short of it in binary.
         return badge is not None and ability.chance("eyes", self.text, badge) < round(helped, 9)
 
@@ -199,15 +161,11 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     claim = claim_of(shown.text)
     if claim is None:
         return Opinion(Level.SOMEWHAT_HARMFUL, False, 0.5)
-    described = shown.badge is not None and shown.named == shown.badge
-    helped = ability.eyes + ability.description * described + ability.precedents * shown.follow
-    helped += sum(getattr(ability, aid) for aid in shown.aids)
-    helped += {Help.NONE: 0.0, Help.DESCRIPTION: ability.arguments, Help.ANSWERS: ability.answers}[shown.argued]
 
     def chance(what: str) -> float:
         return ability.chance(what, shown.text, shown.badge)
 
-    sees_badge = shown.recognises(ability, shown.badge, helped)
+    sees_badge = shown.recognises(shown.badge, ability)
     truth = claim.bad and claim.group == shown.badge
     if sees_badge:
         harmful = truth == (chance("slip") < (ability.harmful if truth else ability.benign))
@@ -242,8 +200,7 @@ def _recognised(shown: JudgeInput, ability: Ability) -> tuple[str | None, bool]:
     """Returns the badge that the oracle takes the meme to show, and True if it errs."""
     # A badge that is seen takes precedence over one that is named.
     badge = shown.badge or shown.named
-    helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)
-    if not shown.recognises(ability, badge, helped + ability.precedents * shown.follow):
+    if not shown.recognises(badge, ability):
         claim = claim_of(shown.text)
         return (claim.group if claim else None), False
     harmful = target_of(shown.text, badge) == badge
@@ -270,21 +227,15 @@ def expected(
     if dull:
         return judge(JudgeInput(text, badge), ability)
     described = badge is not None and _names_badge(badge, ability)
-    argued = Help.NONE
-    if advocates and badge is not None:
-        # Without a side, an advocate does not know what to ask for.
-        argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION if described else Help.NONE
-    return judge(
-        JudgeInput(
-            text=text,
-            badge=badge,
-            named=badge if described else None,
-            argued=argued,
-            follow=_follow(precedents, text if ability.near else ""),
-            late=advocates and badge is not None and captioner and not stance_from_start,
-        ),
-        ability,
-    )
+    argued = advocates and badge is not None
+    aids = _precedents_aid(_by_rule(shown, text if ability.near else "") for shown in precedents)
+    # Without a side, an advocate does not know what to ask for.
+    if argued and captioner and stance_from_start:
+        aids |= {"answers"}
+    elif argued and described:
+        aids |= {"arguments"}
+    late = argued and captioner and not stance_from_start
+    return judge(JudgeInput(text, badge, badge if described else None, aids, late), ability)
 
 
 def rounds_of(
@@ -307,24 +258,38 @@ def _names_badge(badge: str, ability: Ability) -> bool:
     return list(GROUPS).index(badge) < ability.groups_told
 
 
-def _follow(precedents: Iterable[tuple[str, str | None, bool]], near: str) -> bool:
-    """Returns True if most precedents are labelled by the rule, as far as they show it, and near to a text if given."""
-    by_rule = []
-    wanted = claim_of(near)
-    for text, badge, harmful in precedents:
-        claim = claim_of(text)
-        ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
-        about = claim is not None and (wanted is None or wanted.group in (claim.group, badge))
-        by_rule.append(about and ruled == harmful)
-    # More than half: a tie does not help.
-    return 2 * sum(by_rule) > len(by_rule)
+def _by_rule(shown: tuple[str, str | None, bool], near: str) -> bool:
+    """True if a precedent is labelled by the rule, as far as it shows it, and is near to a text if one is given."""
+    text, badge, harmful = shown
+    claim, wanted = claim_of(text), claim_of(near)
+    if claim is None or (wanted is not None and wanted.group not in (claim.group, badge)):
+        return False
+    return (claim.bad and badge in (None, claim.group)) == harmful
+
+
+def _precedents_aid(by_rule: Iterable[bool]) -> frozenset[str]:
+    """The aid of precedents or examples, if more than half of them are labelled by the rule: a tie does not help."""
+    marks = list(by_rule)
+    return frozenset({"precedents"} if 2 * sum(marks) > len(marks) else ())
 
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Replies in every role: words and pictures in, words out. :func:`oracle` makes a chat model of it."""
+    """Replies in every role: words and pictures in, words out."""
 
     ability: Ability = _USUAL
+
+    def answer(self, payload: Mapping[str, Any]) -> str | None:
+        """Returns the reply to a chat completion; None if it is not part of a full trial."""
+        system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
+        reply = self.reply(system, _shown(payload), wanted_by(payload))
+        return None if reply is None else json.dumps(reply)
+
+    def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
+        """Returns probabilities of the first token; equal ones if the question is not part of a trial."""
+        parts = _shown(payload)
+        in_trial = any("Answer with the letter alone" in part for part in _texts(parts[-1:]))
+        return self.masses(parts) if in_trial else {"A": 0.5, "B": 0.5}
 
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's."""
@@ -335,7 +300,7 @@ class Oracle:
         if "description" in wanted:
             return {"description": f"A drawn scene with words. {self._sight(parts, described=True)}"}
         if "answer" in wanted:
-            asks_for_badge = any(_SIGHT in part for part in parts if isinstance(part, str))
+            asks_for_badge = any(_SIGHT in part for part in _texts(parts))
             return {"answer": self._sight(parts) if asks_for_badge else "There are many colours in the background."}
         if "question" in wanted:
             return {"question": self._question(system, parts)}
@@ -354,7 +319,7 @@ class Oracle:
             return {**why, "label": "harmful" if harmful else "not harmful"}
         return None
 
-    def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
+    def masses(self, parts: Sequence[str | bytes]) -> dict[str, float]:
         """Returns probabilities of the offered letters, for the Judge's label or for a task's."""
         # The question comes after everything that is shown.
         last = _texts(parts)[-1]
@@ -394,7 +359,7 @@ class Oracle:
         put, stance = len(_exchanges(parts)), self.ability.asked_by
         # The one question that yields evidence; without a stance an advocate does not know to ask it.
         knows = _takes(system, stance) if stance else put == 0 and not _takes(system, "none")
-        if knows and not any(_SIGHT in part for part in parts if isinstance(part, str)):
+        if knows and not any(_SIGHT in part for part in _texts(parts)):
             return _SIGHT
         return f"What else is there to see in the background, {put + 1}?"
 
@@ -413,7 +378,7 @@ class Oracle:
         else:
             sight = "what is shown is not known"
         known = answered or described
-        late = bool(answers) and not any(_SIGHT in part for part in parts if isinstance(part, str))
+        late = bool(answers) and not any(_SIGHT in part for part in _texts(parts))
         rounds = rounds_of(text, known[1] if known else None, side, self.ability, late=late)
         # Four more letters per round until the last but one: the last summary is the first that adds nothing new.
         points = _LETTERS[: 4 * min(len(answers), rounds - 1) + 2]
@@ -441,31 +406,13 @@ class Oracle:
         return ruling(wanted, why, harmful=opinion.harmful, strong=strong, **named)
 
 
-def oracle(ability: Ability = _USUAL) -> ScriptedModel:
-    """Returns a chat model that replies as the oracle; it also counts its calls."""
-    speaker = Oracle(ability)
-
-    def reply_to(request: ChatRequest) -> dict[str, Any]:
-        wanted = (request.reply_schema or {}).get("properties", {})
-        reply = speaker.reply(request.system, _plain(request.parts), wanted)
-        if reply is None:
-            raise ValueError("the oracle knows full trials alone")
-        return reply
-
-    def odds(request: ChatRequest, options: tuple[str, ...]) -> list[float]:
-        masses = speaker.odds(_plain(request.parts))
-        return [masses[option] for option in options]
-
-    return ScriptedModel(reply_to, odds=odds, name="oracle")
+def _shown(payload: Mapping[str, Any]) -> list[str | bytes]:
+    return [part if isinstance(part, str) else picture_in(part) for part in parts_of(payload)]
 
 
 def _takes(system: str, stance: str) -> bool:
     """Returns True if a system message of any packaged set has an advocate take this stance."""
     return any(packaged(version).advocate.stance(stance) in system for version in packaged_versions())
-
-
-def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:
-    return [part.png if isinstance(part, Frame) else part for part in parts]
 
 
 def _among(words: Sequence[str], wanted: str | None) -> str:
@@ -527,12 +474,12 @@ def _task_input(parts: Sequence[str | bytes]) -> JudgeInput:
     for found in filter(None, map(_LABELLED.match, under)):
         which = f"example {found[2]}" if found[1] else f"precedent {found[4]}"
         picture = pictures.get(f"Above: the picture of {which}.")
-        by_rule.append(_follows(texts.get(f"Text of {which}:", ""), picture, found[5]))
-    return replace(_meme_in(under, pictures), follow=2 * sum(by_rule) > len(by_rule))
+        by_rule.append(_fits(found[5], texts.get(f"Text of {which}:", ""), picture))
+    return replace(_meme_in(under, pictures), aids=_precedents_aid(by_rule))
 
 
-def _follows(text: str, badge: str | None, label: str) -> bool:
-    """Returns True if an example is labelled by the rule, as far as it shows it."""
+def _fits(label: str, text: str, badge: str | None) -> bool:
+    """Returns True if an example is labelled by a task's rule, as far as it shows it."""
     claim = claim_of(text)
     if claim is None:
         return False
@@ -553,19 +500,15 @@ def _judge_input(parts: Sequence[str | bytes], near: bool) -> JudgeInput:
     against = "The side that says it is not"
     accuser = "".join(under.get("The side that says it is harmful:", ())[:1])
     defender = "".join((under.get(f"{against}:") or under.get(f"{against} harmful:", []))[:1])
-    return replace(
-        meme,
-        argued=_argued(accuser, defender, meme.badge),
-        follow=_follow(precedents, meme.text if near else ""),
-        late=_LATE in accuser and _LATE in defender,
-        aids=frozenset(aid for aid, mark in _AIDS.items() if mark in words),
-    )
+    aids = _precedents_aid(_by_rule(each, meme.text if near else "") for each in precedents)
+    aids |= _arguments_aid(accuser, defender, meme.badge) | {aid for aid, mark in _AIDS.items() if mark in words}
+    return replace(meme, aids=aids, late=_LATE in accuser and _LATE in defender)
 
 
-def _argued(accuser: str, defender: str, badge: str | None) -> Help:
-    """Returns the evidence of the arguments. Arguments on the wrong side, or about another badge, do not help."""
+def _arguments_aid(accuser: str, defender: str, badge: str | None) -> frozenset[str]:
+    """Returns the aid of the arguments. Arguments on the wrong side, or about another badge, do not help."""
     arguments = (accuser, defender)
     named = [found[1] for each in arguments if (found := _BADGE.search(each))]
     if badge is None or not (_FOR_HARM.search(accuser) and _AGAINST_HARM.search(defender)) or named != [badge, badge]:
-        return Help.NONE
-    return Help.ANSWERS if all(_WITNESS in each for each in arguments) else Help.DESCRIPTION
+        return frozenset()
+    return frozenset({"answers" if all(_WITNESS in each for each in arguments) else "arguments"})

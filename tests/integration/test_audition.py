@@ -20,7 +20,7 @@ from court.meme import Meme
 from court.trial import TrialCase
 from eval.cli import cli
 from eval.standin.replies import scripted_reply
-from eval.synthetic.oracle import ServedOracle
+from eval.synthetic.oracle import Oracle
 from serving.settings import ModelSettings, Settings
 from serving.wiring import open_court
 from tests.support.fakes import RecordingSink
@@ -174,7 +174,7 @@ async def check_serving(tmp_path, url, audition):
 
 @pytest.mark.parametrize("alone", [(), ("--text-only", "--set", 'input="texts"')], ids=["memes", "texts"])
 def test_drawn_memes_give_a_page_and_a_judgement(tmp_path, alone):
-    oracle = ServedOracle()
+    oracle = Oracle()
     with served(oracle, model="oracle", play="synthetic") as url:
         words = ["audition", f"--out={tmp_path / 'out'}", "--memes=8", f"--llm-url={url}", "--model=oracle", *alone]
         page = tmp_path / "page.html"

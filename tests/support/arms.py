@@ -14,9 +14,9 @@ from eval.datasets.known import find_card
 from eval.runs.plan import Plan
 from eval.studies.arms import Study, arms_named
 from eval.synthetic.make import Layout, make
-from eval.synthetic.oracle import oracle
 from serving.settings import ModelSettings, Settings
 from tests.support.encoders import WordEncoder
+from tests.support.oracles import oracle
 
 DATASET = find_card("synthetic-harmeme")
 

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.synthetic.make import CARD, Layout, make
-from eval.synthetic.oracle import oracle
 from tests.support.arms import play_all_roles
+from tests.support.oracles import oracle
 
 
 @pytest.fixture(scope="module")

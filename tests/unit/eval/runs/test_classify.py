@@ -90,7 +90,7 @@ def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model)
                 meme.text,
                 meme.badge if "picture" in name else None,
                 meme.badge if "picture" in name else None,
-                follow="2-shot" in name,
+                aids=frozenset({"precedents"} if "2-shot" in name else ()),
             )
             assert one.prediction.said["signs"].labels == answer_signs(visible, Ability())
     # Each picture is described once, whether it is a meme or an example.

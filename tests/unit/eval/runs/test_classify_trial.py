@@ -49,7 +49,7 @@ def records(folder):
 
 def oracle_answer(meme, answer):
     # The Judge sees the picture, a description that names the badge, and precedents labelled by the rule.
-    return answer(JudgeInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
+    return answer(JudgeInput(meme.text, meme.badge, meme.badge, frozenset({"precedents"})), Ability())
 
 
 def test_single_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F811

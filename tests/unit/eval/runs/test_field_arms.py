@@ -11,8 +11,9 @@ from eval.scores.compare import compare
 from eval.session.engine import Progress
 from eval.studies.arms import FROM_THE_FIELD, run_study
 from eval.synthetic.make import Layout, make
-from eval.synthetic.oracle import Ability, oracle
+from eval.synthetic.oracle import Ability
 from tests.support.arms import play_all_roles, study
+from tests.support.oracles import oracle
 
 pytestmark = pytest.mark.slow
 MEMES = 24

@@ -16,8 +16,9 @@ from eval.session.engine import Progress
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.messages import fenced
-from eval.synthetic.oracle import Ability, Oracle, _plain
+from eval.synthetic.oracle import Ability, Oracle
 from tests.support.arms import play_all_roles, study
+from tests.support.oracles import plain
 from tests.support.run import docket_of
 
 pytestmark = pytest.mark.slow
@@ -42,10 +43,10 @@ class Translator:
                 text, *_ = fenced(part for part in request.parts if isinstance(part, str))
                 self.translated.append(text)
                 return reply(text)
-            return speaker.reply(request.system, _plain(request.parts), properties)
+            return speaker.reply(request.system, plain(request.parts), properties)
 
         def odds(request, options):
-            masses = speaker.odds(_plain(request.parts))
+            masses = speaker.masses(plain(request.parts))
             return [masses[option] for option in options]
 
         self.model = ScriptedModel(reply_to, odds=odds, name="oracle")

@@ -30,7 +30,7 @@ from eval.datasets.read import read_split
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings, parsed
 from eval.synthetic.make import Layout, Plant, make, read_key
-from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, oracle, rounds_of
+from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, rounds_of
 from eval.synthetic.scenes import draw_meme
 from eval.synthetic.world import (
     BAD,
@@ -47,6 +47,7 @@ from eval.synthetic.world import (
     text_of,
 )
 from tests.support.fakes import FakeFinder, FakeReader, RecordingSink, findings
+from tests.support.oracles import oracle
 
 ABLE = Ability(harmful=0.9, benign=0.85, seed=3)
 
@@ -248,7 +249,7 @@ def test_each_aid_lets_the_oracle_recognise_more_and_never_less():
 
 def test_without_a_picture_the_oracle_goes_by_the_words_alone():
     for text, badge in drawn_world(200):
-        answer = judge(JudgeInput(text, None, badge, follow=True), ABLE)
+        answer = judge(JudgeInput(text, None, badge, frozenset({"precedents"})), ABLE)
         assert not answer.recognised and answer.harmful == claim_of(text).bad
     assert judge(JudgeInput("cake for all", "Blueland"), ABLE).harmful  # in doubt
 
