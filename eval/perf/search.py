@@ -324,15 +324,15 @@ def search(*, memes: int = 1_000_000, queries: int = 6, seconds: float = 15.0) -
 
 
 def _compared(memes: int, queries: int) -> Result:
-    rows, asked = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
+    rows, targets = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
     some = rows[: memes // 10]
-    timed = _timed([partial(nearest, FusedIndex(some, DIM)), partial(_product, some)], asked[:queries], alpha=0.5)
+    timed = _timed([partial(nearest, FusedIndex(some, DIM)), partial(_product, some)], targets[:queries], alpha=0.5)
     figures = medians(timed, numpy_over_ours_100k=lambda ours, product: product[0] / ours[0])
     fast = partial(nearest, FusedIndex(rows, DIM, CandidateIndex.build(rows, DIM)))
     ways = [fast, partial(nearest, FusedIndex(rows, DIM)), partial(knn, rows)]
     many: list[Sequence[Any]] = []
     recalls: dict[str, float] = {}
-    for alpha, batch in zip(_ALPHAS, np.split(asked, len(_ALPHAS)), strict=True):
+    for alpha, batch in zip(_ALPHAS, np.split(targets, len(_ALPHAS)), strict=True):
         timed = _timed(ways, batch, alpha)
         recalls[f"recall_{alpha}"] = statistics.mean(recall(ours[1], scanned[1]) for ours, scanned, _ in timed)
         many += timed

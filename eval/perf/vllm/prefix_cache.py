@@ -2,14 +2,14 @@
 
 It could serve the whole blocks of the longest common prefix of a prompt with any prompt sent before it, pictures
 included. Prompts are tokenized by vLLM, each answer reports its cached tokens, and both are checked against vLLM's own
-counters. ``of_prompts`` is the share of all prompt tokens that is served from the cache: the rest has to be computed.
+counters.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
+import operator
 import os
 import subprocess
 import sys
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from PIL import Image
 
 from court.backends.chat import wire
 from court.backends.chat.capabilities import probe
@@ -40,6 +39,7 @@ from eval.perf.bench import Result
 from eval.perf.trials import KnownFinder, court_of, unwatched
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
 from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.world import png_of
 from serving.models.vllm import VllmServer, VllmSettings
 
 PICTURES = 7
@@ -100,20 +100,13 @@ async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIter
 async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:
     """Returns a new meme: another number gives another picture and another text."""
     text = f"the people from Blueland\nmeet for tea number {number}"
-    drawn = draw_meme(SCENES[number % len(SCENES)], text, size=_SIZE, seed=number)
-    picture = await reader.read(_png(drawn))
+    picture = await reader.read(png_of(draw_meme(SCENES[number % len(SCENES)], text, size=_SIZE, seed=number)))
     return TrialCase(f"drawn {number}", Meme(picture, text.replace("\n", " ")), Procedure.FULL, within_s=600.0)
 
 
 def _precedent(number: int) -> Frame:
     drawn = draw_meme(SCENES[number], f"tea in Redland {number}", size=(140 + 28 * number, 112))
-    return Frame(_png(drawn), *drawn.size)
-
-
-def _png(drawn: Image.Image) -> bytes:
-    file = io.BytesIO()
-    drawn.save(file, "PNG")
-    return file.getvalue()
+    return Frame(png_of(drawn), *drawn.size)
 
 
 BLOCK = 32
@@ -201,23 +194,10 @@ _SETTINGS = TrialSettings(rounds_min=_ROUNDS, rounds_max=_ROUNDS, reply_chars=30
 
 def prefix_cache(*, trials: int = 4) -> Result:
     """Runs the benchmark."""
-    found = asyncio.run(_trials(trials))
-    return Result(
-        figures={
-            "of_possible": found.reached / found.possible,
-            "of_prompts": found.reached / found.prompts,
-            "reached_tokens": found.reached,
-            "possible_tokens": found.possible,
-            "prompt_tokens": found.prompts,
-            "trials": trials,
-            "rounds": _ROUNDS,
-            "block": BLOCK,
-        },
-        goals={"of_possible": ">= 0.95"},
-    )
+    return asyncio.run(_trials(trials))
 
 
-async def _trials(trials: int) -> PromptTokens:
+async def _trials(trials: int) -> Result:
     reader = GuardedPictureReader(workers=1)
     try:
         cases = [await drawn_case(reader, number) for number in range(trials + 1)]
@@ -227,22 +207,17 @@ async def _trials(trials: int) -> PromptTokens:
         # The system messages, which are the same in all trials, are cached before the trials that count.
         await court.run(cases.pop(), unwatched)
         past = len(model.asked)
-        before = await _counters(server)
+        counters = [await metrics(server)]
         for case in cases:
             await court.run(case, unwatched)
-        queries, hits = (now - then for then, now in zip(before, await _counters(server), strict=True))
+        counters.append(await metrics(server))
         prompts = await prompts_sent(server.root_url, server.model, model.asked)
     found = share(prompts[past:], prompts[:past], BLOCK)
     # Counted in two ways: by the server's metrics, and by the figures in its answers.
-    assert (queries, hits) == (found.prompts, found.reached), "the server's counters are not what it said with answers"
-    return found
-
-
-async def _counters(server: VllmServer) -> tuple[int, int]:
-    """Returns the tokens looked up in the prefix cache, and those found."""
-    counters = await metrics(server)
-    queries, hits = (int(figure(counters, f"vllm:prefix_cache_{kind}_total")) for kind in ("queries", "hits"))
-    return queries, hits
+    for kind, count in (("queries", found.prompts), ("hits", found.reached)):
+        before, after = (figure(text, f"vllm:prefix_cache_{kind}_total") for text in counters)
+        assert after - before == count, "the server's counters are not what it said with answers"
+    return Result({"of_possible": found.reached / found.possible}, {"of_possible": ">= 0.95"})
 
 
 async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
@@ -321,11 +296,7 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
 def common(one: Sequence[Placed], other: Sequence[Placed]) -> int:
     """Returns the length of the common prefix of two sequences."""
     # The lengths may differ: the excess of the longer one is not in common.
-    return sum(1 for _ in itertools.takewhile(_same, zip(one, other, strict=False)))
-
-
-def _same(pair: tuple[Placed, Placed]) -> bool:
-    return pair[0] == pair[1]
+    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
 
 
 def _whole_blocks(prompt: Prompt, others: Iterable[Prompt], block: int) -> int:
