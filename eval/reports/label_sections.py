@@ -9,7 +9,7 @@ from eval.scores.annotators import Votes
 from eval.scores.functional import FunctionalScores
 from eval.scores.label_noise import LabelNoise
 from eval.scores.measure import Figure, figure
-from eval.scores.subgroups import Share, SubgroupTable
+from eval.scores.subgroups import SubgroupTable
 
 
 def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Mapping[str, str]) -> list[Section]:
@@ -17,10 +17,10 @@ def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Ma
     names = tuple(name for name, _ in rows)
     first = rows[0][1]
     table = [("functionality", "label", "cases", *names)]
-    for place, one in enumerate(first.functionalities):
-        rates = tuple(
-            figure(scores.functionalities[place].passed) + _silent(scores.functionalities[place].silent)
-            for _, scores in rows
+    for one, *others in zip(*(scores.functionalities for _, scores in rows), strict=True):
+        rates = (
+            figure(each.passed) + (f" ({each.silent:,} without a class)" if each.silent else "")
+            for each in (one, *others)
         )
         table.append((one.id, "harmful" if one.harmful else "not harmful", f"{one.n:,}", *rates))
     table.append(("all", "", f"{first.n:,}", *(figure(scores.passed) for _, scores in rows)))
@@ -56,10 +56,6 @@ def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Ma
             )
         )
     return sections
-
-
-def _silent(count: int) -> str:
-    return f" ({count:,} without a class)" if count else ""
 
 
 _FEW = 30
@@ -133,64 +129,49 @@ def noise_section(found: LabelNoise, name: str, most: int, *, label: str) -> Sec
 def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Section]:
     """Figures of each group of memes and of all other memes, one section per table of a run."""
     sections = []
-    for place, found in enumerate(tables):
+    for number, found in enumerate(tables):
+        nothing = "no answer" if found.task else "no class"
+        shares = {"accuracy": "accuracy", "false_alarms": "false alarms", "misses": "misses", "silent": nothing}
+        shares = {one: title for one, title in shares.items() if one in found.groups[0].shares}
+        # In a table of whole answers every meme has the label.
+        whole = bool(found.task) and not found.label
+        rows = [["group", "memes", *([] if whole else [found.label or "harmful"])]]
+        # Without "others" beside it: a missing answer does not depend on a label, and stands once per run.
+        rows[0] += [head for one, title in shares.items() for head in (title, "others")[: 1 if one == "silent" else 2]]
+        notes = []
+        for group in found.groups:
+            row = [group.name, f"{group.n:,}", *([] if whole else [f"{group.harmful:,}"])]
+            for one, title in shares.items():
+                share = group.shares[one]
+                row += [
+                    figure(share.figure) + ("*" if share.sure else ""),
+                    *([figure(share.rest)] if one != "silent" else []),
+                ]
+                if share.sure and share.figure and share.rest is not None:
+                    notes.append(
+                        f"{group.name}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the others (p = "
+                        f"{share.corrected:.2g} after correction)."
+                    )
+            rows.append(row)
+        notes = notes or ["No group differs from the others by more than chance often makes among so many looks."]
         # The tables of a question share tests and groups, so their notes are given once.
-        sections.append(_subgroup_section(name, found, whole_notes=not (found.task and place)))
-    return sections
-
-
-_SHARE_TITLES = {"accuracy": "accuracy", "false_alarms": "false alarms", "misses": "misses"}
-
-
-def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> Section:
-    whole, nothing = bool(found.task) and not found.label, "no answer" if found.task else "no class"
-    titles = {field: title for field, title in _SHARE_TITLES.items() if field in found.shares}
-    rows = []
-    sure = []
-    for group in found.groups:
-        cells = [group.name, f"{group.n:,}", *([] if whole else [f"{group.harmful:,}"])]
-        for field, title in titles.items():
-            share: Share = getattr(group, field)
-            cells += [_cell(share), figure(share.rest)]
-            if share.sure and share.figure and share.rest is not None:
-                sure.append(
-                    f"{group.name}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the "
-                    f"others (p = {share.corrected:.2g} after correction)."
-                )
-        if group.silent.sure and group.silent.figure and group.silent.rest is not None:
-            sure.append(
-                f"{group.name}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
-                f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
+        if not (found.task and number):
+            of_run = " in all tables of this run" if found.task else ""
+            tests = (
+                f"Tests of each group against all other memes (Fisher's exact): {found.tests:,}{of_run}, corrected by "
+                "Holm. * marks what is below 0.05 after that."
             )
-        # Once per run, as a missing answer does not depend on the label.
-        if "silent" in found.shares:
-            cells.append(_cell(group.silent))
-        rows.append(tuple(cells))
-    notes = sure or ["No group differs from the others by more than chance often makes among so many looks."]
-    few = [group.name for group in found.groups if group.n < _FEW]
-    if whole_notes:
-        of_run = " in all tables of this run" if found.task else ""
-        notes.insert(
-            0,
-            f"Tests of each group against all other memes (Fisher's exact): {found.tests:,}{of_run}, corrected by "
-            "Holm. * marks what is below 0.05 after that.",
-        )
-        if few:
-            notes.append(f"Fewer than {_FEW} memes, of which little can be said: {', '.join(few)}.")
-    scored = f"protocol {found.protocol}"
-    if found.task:
+            few = ", ".join(group.name for group in found.groups if group.n < _FEW)
+            said = [f"Fewer than {_FEW} memes, of which little can be said: {few}."] if few else []
+            notes = [tests, *notes, *said]
         scored = f"label {found.label}" if found.label else f"{found.task}, whole answers"
-    heads = ["group", "memes", *([] if whole else [found.label or "harmful"])]
-    heads += [head for title in titles.values() for head in (title, "others")]
-    heads += [nothing] if "silent" in found.shares else []
-    return Section(
-        key=f"groups-{found.task}-{found.label}" if found.task else f"groups-{found.protocol}",
-        title=f"{name}, {scored}: {found.n:,} memes",
-        rows=(tuple(heads), *rows),
-        notes=tuple(notes),
-        caption=f"Shares with Wilson's 95 % intervals; a meme with {nothing} is wrong",
-    )
-
-
-def _cell(share: Share) -> str:
-    return figure(share.figure) + ("*" if share.sure else "")
+        sections.append(
+            Section(
+                key=f"groups-{found.task}-{found.label}" if found.task else f"groups-{found.protocol}",
+                title=f"{name}, {scored if found.task else f'protocol {found.protocol}'}: {found.n:,} memes",
+                rows=tuple(map(tuple, rows)),
+                notes=tuple(notes),
+                caption=f"Shares with Wilson's 95 % intervals; a meme with {nothing} is wrong",
+            )
+        )
+    return sections

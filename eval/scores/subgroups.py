@@ -6,18 +6,17 @@ they do: groups overlap if memes belong to several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import fisher_exact
 
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme, Protocol
+from eval.datasets.items import Protocol
 from eval.datasets.read import DETECT, language_of
 from eval.runs.results import Results, card_of_results
 from eval.scores.measure import SURE, Bools, Figure, holm, right_answers, wilson
-from eval.scores.metrics import HARM, answers_of, question_of
+from eval.scores.metrics import answers_of, question_of
 from retrieval.text import script_of
 
 NONE = "none"
@@ -38,7 +37,7 @@ AXES = tuple(_RULES)
 """Properties of memes that they can be grouped by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Share:
     """A share of a group's memes beside the same share of all others."""
 
@@ -48,7 +47,7 @@ class Share:
     figure: Figure | None
     """The share, with Wilson's 95 % interval; None if ``n`` is 0."""
     rest: float | None
-    p: float | None = None
+    p: float | None
     """Two-sided p-value of Fisher's exact test of the two shares; None if either is missing, or no meme differs."""
     corrected: float | None = None
 
@@ -66,18 +65,14 @@ class Subgroup:
     n: int
     harmful: int
     """Number of memes whose gold label is harmful or, in the table of a task's label, that have the label."""
-    accuracy: Share
-    false_alarms: Share
-    """Share of the memes that are not harmful that were called harmful."""
-    misses: Share
-    silent: Share
+    shares: Mapping[str, Share]
+    """Those of :data:`SHARES` that the table covers."""
 
 
 SHARES = ("accuracy", "false_alarms", "misses", "silent")
-"""The fields of a subgroup that are tested."""
+"""Shares that are tested: right answers; memes that lack the label and were given it, and those that have it and were
+not; memes without an answer."""
 _OF_WHOLE, _OF_LABEL = ("accuracy", "silent"), ("accuracy", "false_alarms", "misses")
-_NO_SHARE = Share(0, 0, None, None)
-"""Placeholder for a share that a table does not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +86,21 @@ class SubgroupTable:
     """Groups, the largest first; a meme may be in several."""
     tests: int
     """Number of tests on the run, over which p-values are corrected."""
-    task: str = ""
-    label: str = ""
+    task: str
+    """Task of a question; empty in a table of verdicts."""
+    label: str
     """Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all memes do,
     and in tables of verdicts."""
-    shares: tuple[str, ...] = SHARES
 
 
-def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ...]]:
-    """Groups of each meme by one of its own properties, by id.
-
-    Args:
-        axis: One of :data:`AXES`: the card's group (a template, a source), the data set's own label, the language that
-            the card names or else the detected one, the script of most letters of the text, the split, or the targets
-            that the data set names.
-
-    Raises:
-        BadRequest: There is no such property.
-        NotLoaded: Languages are to be detected, and py3langid is not installed.
-    """
-    names, group = axis_rule(axis)
-    return {meme.id: group(*(getattr(meme, name) for name in names)) for meme in memes}
-
-
-def axis_rule(axis: str) -> tuple[tuple[str, ...], Callable[..., tuple[str, ...]]]:
+def axis_rule(axis: str, tasks: Sequence[str] = ()) -> tuple[tuple[str, ...], Callable[..., tuple[str, ...]]]:
     """Names of the fields of a meme that its groups follow from, and the function of their values.
 
-    Raises BadRequest: There is no such property.
+    Raises BadRequest: There is no such property; the message names the tasks that memes can be grouped by, too.
     """
     if axis not in AXES:
-        raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}.", field="by")
+        named = f" and the tasks {', '.join(tasks)}" if tasks else ""
+        raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}{named}.", field="by")
     return _RULES[axis]
 
 
@@ -129,7 +109,9 @@ def groups_of(results: Results, by: str) -> dict[str, tuple[str, ...]]:
 
     Args:
         by: A task of the data set's card, whose gold labels are the groups (memes without a gold label are in none),
-            or a property, as for :func:`groups_by`.
+            or one of :data:`AXES`: the card's group (a template, a source), the data set's own label, the language that
+            the card names or else the detected one, the script of most letters of the text, the split, or the targets
+            that the data set names.
 
     Raises:
         BadRequest: There is no such task or property.
@@ -138,16 +120,10 @@ def groups_of(results: Results, by: str) -> dict[str, tuple[str, ...]]:
     memes = [one.meme for one in results.judged]
     # The memes' own properties are known without the card.
     tasks = [task.id for task in card.all_tasks()] if (card := card_of_results(results)) else []
-    if by not in tasks:
-        if by not in AXES:
-            named = f" and the tasks {', '.join(tasks)}" if tasks else ""
-            raise BadRequest(
-                f"Memes of {results.name} can't be grouped by {by!r}. There are the properties {', '.join(AXES)}"
-                f"{named}.",
-                field="by",
-            )
-        return groups_by(memes, by)
-    return {meme.id: meme.tasks[by] or (NO_LABEL,) for meme in memes if by in meme.tasks}
+    if by in tasks:
+        return {meme.id: meme.tasks[by] or (NO_LABEL,) for meme in memes if by in meme.tasks}
+    names, group = axis_rule(by, tasks)
+    return {meme.id: group(*(getattr(meme, name) for name in names)) for meme in memes}
 
 
 def subgroup_tables(
@@ -164,44 +140,39 @@ def subgroup_tables(
         ValueError: The protocol is not for a data set of this kind.
     """
     answers = answers_of(results, protocol)
-    arrays, ids = answers.arrays, [one.meme.id for one in answers.judged]
-    of_meme = [frozenset(groups.get(id_) or (NONE,)) for id_ in ids]
+    arrays, question = answers.arrays, None if protocol else question_of(results)
+    columns = zip(arrays.labels, arrays.gold.T, arrays.predicted.T, strict=True)
+    # Label, gold and answers of each table, and the shares in it. No share is in two tables: testing it twice would
+    # make the correction stricter.
+    parts: list[tuple[str, Bools, Bools, tuple[str, ...]]]
+    if question is None:
+        parts = [("", gold, predicted, SHARES) for label, gold, predicted in columns if label == "harmful"]
+    elif len(arrays.labels) == 2 and not question.multi:
+        # With two labels, missing one is a false alarm of the other.
+        parts = [(*next(columns), SHARES)]
+    else:
+        whole = ("", np.ones_like(arrays.answered), right_answers(arrays), _OF_WHOLE)
+        parts = [whole, *((*column, _OF_LABEL) for column in columns)]
+    of_meme = [frozenset(groups.get(one.meme.id) or (NONE,)) for one in answers.judged]
     members = {
         name: np.array([name in names for names in of_meme], dtype=np.bool_) for name in frozenset().union(*of_meme)
     }
-    table = partial(_table, members, arrays.answered, protocol=protocol)
-
-    def by_label(place: int) -> tuple[Bools, Bools]:
-        return arrays.gold[:, place], arrays.predicted[:, place]
-
-    if protocol is not None:
-        return tuple(_corrected([table(*by_label(HARM.index("harmful")))]))
-    question = question_of(results)
-    # With two labels, missing one is a false alarm of the other.
-    mirrored = len(question.labels) == 2 and not question.multi
-    tables = []
-    # No share is in two tables: testing it twice would make the correction stricter.
-    if not mirrored:
-        every, right = np.ones(len(ids), dtype=np.bool_), right_answers(arrays)
-        tables.append(table(every, right, task=question.task, shares=_OF_WHOLE))
-    for place, label in enumerate(question.labels[: 1 if mirrored else None]):
-        shares = SHARES if mirrored else _OF_LABEL
-        tables.append(table(*by_label(place), task=question.task, label=label, shares=shares))
-    return tuple(_corrected(tables))
+    tables = [_groups(members, arrays.answered, *part) for _, *part in parts]
+    shares = [share for table in tables for group in table for share in group.shares.values()]
+    tested = [(share, share.p) for share in shares if share.p is not None]
+    for (share, _), corrected in zip(tested, holm([p for _, p in tested]), strict=True):
+        share.corrected = corrected
+    task = question.task if question else ""
+    return tuple(
+        SubgroupTable(protocol, len(of_meme), tuple(table), tests=len(tested), task=task, label=label)
+        for (label, *_), table in zip(parts, tables, strict=True)
+    )
 
 
-def _table(
-    members: Mapping[str, Bools],
-    answered: Bools,
-    gold: Bools,
-    predicted: Bools,
-    *,
-    protocol: Protocol | None = None,
-    task: str = "",
-    label: str = "",
-    shares: tuple[str, ...] = SHARES,
-) -> SubgroupTable:
-    """The table before p-values are corrected; arrays are of shape (memes,), and those of members by group.
+def _groups(
+    members: Mapping[str, Bools], answered: Bools, gold: Bools, predicted: Bools, shares: Sequence[str]
+) -> list[Subgroup]:
+    """Groups before p-values are corrected, the largest first; arrays are of shape (memes,), of members by group.
 
     Args:
         gold: True for memes with the label, ``predicted`` for those that were given it.
@@ -216,34 +187,14 @@ def _table(
     }
     found = [
         Subgroup(
-            name=name,
+            name,
             n=int(inside.sum()),
             harmful=int(gold[inside].sum()),
-            **{field: _share(*counted[field], inside) if field in shares else _NO_SHARE for field in SHARES},
+            shares={share: _share(*counted[share], inside) for share in shares},
         )
         for name, inside in members.items()
     ]
-    found.sort(key=lambda group: (-group.n, group.name))
-    return SubgroupTable(
-        protocol=protocol, n=len(gold), groups=tuple(found), tests=0, task=task, label=label, shares=shares
-    )
-
-
-def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
-    """The tables, with all their p-values corrected together."""
-    # Flattened in a fixed order, so that corrected values can be put back in place.
-    shares = [getattr(group, field) for table in tables for group in table.groups for field in SHARES]
-    tested = [share.p for share in shares if share.p is not None]
-    found = iter(holm(tested))
-    left = iter([share if share.p is None else replace(share, corrected=next(found)) for share in shares])
-    return [
-        replace(
-            table,
-            groups=tuple(replace(group, **{field: next(left) for field in SHARES}) for group in table.groups),
-            tests=len(tested),
-        )
-        for table in tables
-    ]
+    return sorted(found, key=lambda group: (-group.n, group.name))
 
 
 def _share(hits: Bools, of: Bools, inside: Bools) -> Share:

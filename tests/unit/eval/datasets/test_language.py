@@ -7,7 +7,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from court.errors import BadRequest
 from court.events import TextRead
 from court.meme import checked_language
 from court.settings import TrialSettings
@@ -15,12 +14,12 @@ from eval.cli import cli
 from eval.datasets.read import DETECT, language_of, shared_detector
 from eval.replay.replay import replay
 from eval.runs.results import RunFolder
-from eval.scores.subgroups import UNKNOWN, groups_by
+from eval.scores.subgroups import UNKNOWN, groups_of
 from eval.synthetic.make import Layout, make
 from serving.views.messages import messages_of
 from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
-from tests.support.judged import meme
+from tests.support.judged import H, results
 from tests.support.paths import read_texts
 from tests.support.run import docket_of
 
@@ -102,12 +101,14 @@ def test_invalid_language_tag_is_not_passed_on(language):
 
 
 def test_results_are_split_by_the_detected_language():
-    memes = [
-        meme(number, True).model_copy(update={"text": text})
-        for number, text in enumerate([*(texts[1] for texts in CAPTIONS.values()), "?!"])
+    texts = [*(texts[1] for texts in CAPTIONS.values()), "?!"]
+    run = results([True] * len(texts), [H] * len(texts))
+    judged = [
+        dataclasses.replace(one, meme=one.meme.model_copy(update={"text": text}))
+        for one, text in zip(run.judged, texts, strict=True)
     ]
-    groups = groups_by(memes, "language")
-    assert [groups[one.id] for one in memes] == [*((language,) for language in CAPTIONS), (UNKNOWN,)]
+    groups = groups_of(dataclasses.replace(run, judged=tuple(judged)), "language")
+    assert list(groups.values()) == [*((language,) for language in CAPTIONS), (UNKNOWN,)]
 
 
 @pytest.mark.slow
@@ -135,8 +136,3 @@ def test_run_passes_the_language_to_trials_and_resumes_with_it(tmp_path):
     assert "can't be given with --resume" in invoke("run", "--resume", tmp_path / "run", "--language", "en", code=2)
     (table, *_) = json.loads(invoke("subgroups", tmp_path / "run", "--by", "language", "--json"))["tables"]
     assert [(group["name"], group["n"]) for group in table["groups"]] == [("en", 4)]
-
-
-def test_unknown_property_is_refused_with_the_known_ones():
-    with pytest.raises(BadRequest, match="label, language, script"):
-        groups_by([meme(1, True)], "accent")

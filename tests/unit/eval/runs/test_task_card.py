@@ -265,14 +265,15 @@ def test_subgroup_tables_show_accuracy_and_each_label():
         *(("stance", label) for label in QUESTION.labels),
     ]
     first, last = overall.groups
-    assert (first.name, first.n, first.accuracy.count, first.accuracy.rest) == ("first", 16, 12, 4 / 6)
-    assert (last.silent.count, last.silent.n) == (2, 6) and overall.shares == ("accuracy", "silent")
-    assert first.misses.figure is None and first.misses.p is None
+    right, silent = first.shares["accuracy"], last.shares["silent"]
+    assert (first.name, first.n, right.count, right.rest) == ("first", 16, 12, 4 / 6)
+    assert (silent.count, silent.n) == (2, 6) and tuple(first.shares) == ("accuracy", "silent")
     against = labels[1].groups
-    assert [(g.harmful, g.misses.count, g.misses.n) for g in against] == [(4, 4, 4), (4, 0, 4)]
-    assert (labels[0].groups[0].false_alarms.count, labels[0].groups[0].false_alarms.n) == (4, 4)
+    assert [(g.harmful, g.shares["misses"].count, g.shares["misses"].n) for g in against] == [(4, 4, 4), (4, 0, 4)]
+    alarms = labels[0].groups[0].shares["false_alarms"]
+    assert (alarms.count, alarms.n) == (4, 4)
     # All p-values are corrected together: the smallest is multiplied by their number.
-    shares = [getattr(g, field) for t in (overall, *labels) for g in t.groups for field in SHARES]
+    shares = [share for t in (overall, *labels) for g in t.groups for share in g.shares.values()]
     tested = [share for share in shares if share.p is not None]
     assert {table.tests for table in (overall, *labels)} == {len(tested)}
     least = min(tested, key=lambda share: share.p)
@@ -287,7 +288,7 @@ def test_task_with_two_labels_has_only_one_subgroup_table():
     two = QUESTION.model_copy(update={"kind": "binary", "labels": ("for", "against")})
     run = results(PAIRS[:20], question=two)
     (table,) = subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
-    assert (table.label, table.shares, table.n) == ("for", SHARES, 20)
+    assert (table.label, tuple(table.groups[0].shares), table.n) == ("for", SHARES, 20)
     assert [(g.name, g.n, g.harmful) for g in table.groups] == [("a", 12, 12), (NONE, 8, 0)]
     with pytest.raises(BadRequest, match="asked no question"):
         subgroup_tables(replace(run, manifest=None), {})

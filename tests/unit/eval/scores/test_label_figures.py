@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import krippendorff
 import numpy as np
@@ -13,10 +14,11 @@ from statsmodels.stats.proportion import proportion_confint
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.ablate import _compared, _shown
-from eval.datasets.items import Protocol
+from eval.datasets.items import Prediction, Protocol
 from eval.reports.label_sections import annotators_section
 from eval.reports.sections import as_text
 from eval.reports.tasks import gather
+from eval.runs.results import Judged
 from eval.scores.annotators import (
     Scale,
     alpha,
@@ -30,7 +32,7 @@ from eval.scores.annotators import (
 from eval.scores.label_noise import find_label_noise
 from eval.scores.measure import holm, wilson
 from eval.scores.meme_rows import read_meme_rows
-from eval.scores.subgroups import NONE, groups_by, subgroup_tables
+from eval.scores.subgroups import NONE, SHARES, groups_of, subgroup_tables
 from tests.support.judged import F, H, N, U, meme, results, write_run
 
 
@@ -227,10 +229,10 @@ def test_subgroups_match_figures_by_hand():
     (table,) = subgroup_tables(ours, {"a": ["x"], "b": ["x", "y"], "c": ["x"], "d": []}, Protocol.PLAIN)
     x, none, y = table.groups
     assert [(g.name, g.n, g.harmful) for g in table.groups] == [("x", 3, 2), (NONE, 2, 0), ("y", 1, 1)]
-    assert (x.accuracy.count, x.accuracy.n, x.accuracy.rest) == (1, 3, 0.5)
-    assert (x.false_alarms.count, x.false_alarms.n, x.false_alarms.rest) == (1, 1, 0.0)
-    assert (x.misses.count, x.misses.n, x.misses.rest) == (1, 2, None) and x.misses.p is None
-    assert none.misses.figure is None and y.silent.figure.value == 1
+    shares = {share: (x.shares[share].count, x.shares[share].n, x.shares[share].rest) for share in SHARES[:3]}
+    assert shares == {"accuracy": (1, 3, 0.5), "false_alarms": (1, 1, 0.0), "misses": (1, 2, None)}
+    assert x.shares["misses"].p is None
+    assert none.shares["misses"].figure is None and y.shares["silent"].figure.value == 1
 
 
 def test_only_the_group_that_is_treated_worse_is_found():
@@ -244,20 +246,22 @@ def test_only_the_group_that_is_treated_worse_is_found():
             wrong = rng.random() < (0.5 if number == 3 and not gold[-1] else 0.1)
             predicted.append(H if gold[-1] != wrong else N)
     (table,) = subgroup_tables(results(gold, predicted), groups, Protocol.PLAIN)
-    assert {g.name for g in table.groups if g.false_alarms.sure} == {"g3"}
-    assert not any(g.misses.sure for g in table.groups)
-    assert any(g.name != "g3" and share.p < 0.05 for g in table.groups for share in (g.false_alarms, g.misses))
+    assert {g.name for g in table.groups if g.shares["false_alarms"].sure} == {"g3"}
+    assert not any(g.shares["misses"].sure for g in table.groups)
+    assert any(g.name != "g3" and g.shares[one].p < 0.05 for g in table.groups for one in ("false_alarms", "misses"))
     # No meme is undecided: that is not tested, and costs nothing in the correction.
-    assert table.tests == 120 and all(g.silent.p is None for g in table.groups)
+    assert table.tests == 120 and all(g.shares["silent"].p is None for g in table.groups)
 
 
 def test_memes_are_grouped_by_their_properties():
     one = meme("1", True).model_copy(update={"text": "Синие люди", "targets": ("a", "b")})
     two = meme("2", False).model_copy(update={"text": "blue people"})
-    assert groups_by([one, two], "script") == {"1": ("cyrillic",), "2": ("latin",)}
-    assert groups_by([one, two], "target") == {"1": ("a", "b"), "2": (NONE,)}
-    with pytest.raises(BadRequest, match="there are: label, language"):
-        groups_by([one], "colour")
+    run = results([], [])
+    run = replace(run, judged=tuple(Judged(each, Prediction(meme=each.id, outcome=H)) for each in (one, two)))
+    assert groups_of(run, "script") == {"1": ("cyrillic",), "2": ("latin",)}
+    assert groups_of(run, "target") == {"1": ("a", "b"), "2": (NONE,)}
+    with pytest.raises(BadRequest, match="by 'colour'; there are: label, language, script"):
+        groups_of(run, "colour")
 
 
 def test_subgroups_are_shown(tmp_path):
