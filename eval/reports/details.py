@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean, median
 
 import numpy as np
@@ -14,7 +15,7 @@ from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.reports import figures
 from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
-from eval.reports.tasks import Group, Report, RunView, faults_in_words, faults_sections
+from eval.reports.tasks import Group, Report, RunView
 from eval.runs.results import Judged, RunFolder
 from eval.scores.courses import rounds_of
 from eval.scores.means import share_of
@@ -57,8 +58,8 @@ class WrongMeme:
 
 def wrong_memes(runs: Sequence[RunView]) -> list[WrongMeme]:
     """The memes that runs judged wrong, the surest and worst first."""
-    memes: dict[str, JudgedMeme] = {}
     verdicts: dict[str, list[WrongVerdict]] = {}
+    memes: dict[str, JudgedMeme] = {}
     right: dict[str, list[RunView]] = {}
     for run in runs:
         for fault, one in faults_of(run.results):
@@ -72,21 +73,38 @@ def wrong_memes(runs: Sequence[RunView]) -> list[WrongMeme]:
     return sorted(found, key=lambda one: one.surest)
 
 
+def faults_sections(report: Report) -> list[Section]:
+    """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
+    return [_counted(report, group, wrong_memes(group.runs)) for group in _tried(report)]
+
+
+def _tried(report: Report) -> list[Group]:
+    """Groups of runs that held trials."""
+    return [group for group in report.groups if group.runs[0].results.question is None]
+
+
+def _counted(report: Report, group: Group, wrong: Sequence[WrongMeme]) -> Section:
+    """Numbers of memes by the worst fault of any run on them."""
+    counts = Counter(one.worst for one in wrong)
+    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
+    lead = f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
+    of = "" if len(_tried(report)) == 1 else f": {group.title}"
+    return Section(f"{group.key}-wrong", f"Wrong verdicts{of}", lead=(lead,))
+
+
 def details_sections(report: Report, *, page: bool = False, pictures: bool = True) -> list[Section]:
     """Sections on how each run went and on its wrong verdicts; for a page with plots, records and pictures."""
     sections = [Section("runs", "Runs", detail=True)]
-    groups = [group for group in report.groups if group.verdicts]
-    for group in groups:
-        for run in group.runs:
-            sections += _run(run, page=page)
-    for group, counted in zip(groups, faults_sections(report), strict=True):
+    sections += [section for group in _tried(report) for run in group.runs for section in _run(run, page=page)]
+    for group in _tried(report):
         wrong = wrong_memes(group.runs)
+        counted = _counted(report, group, wrong)
         if not wrong:
             sections.append(counted)
             continue
         records = {run.key: _records_of(run, pictures=page and pictures) for run in group.runs}
         if page:
-            sections.append(_entries(group, wrong, records, counted.title))
+            sections.append(_entries(group, wrong, records, counted))
         else:
             listed = f"{counted.title}, the surest first"
             rows = _wrong_rows(wrong, records)
@@ -109,41 +127,34 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
         chart = figures.rounds(rounds, f"{run.key}-chart") or ""
         drawn = (Drawn("Rounds per side by gold label", chart, "Share of the memes."),)
     facts = tuple((name, value) for name, value in _facts(run) if value)
-    rows = (("run", run.label), *facts)
-    yield Section(run.key, run.title, rows, drawn=drawn, level=3, words=True, detail=True)
-    counts = [
-        (word(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}") for one in rounds
-    ]
-    heads: tuple[str, ...] = ("side", "gold", "memes", "rounds, mean")
-    yield from _detail(f"{run.key}-rounds", f"Rounds, {run.label}", heads, counts)
-    quartiles = list(_entropies(run))
-    heads = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
-    yield from _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", heads, quartiles)
+    yield Section(run.key, run.title, (("run", run.label), *facts), drawn=drawn, level=3, words=True, detail=True)
+    counts = [(word(one.side), figures.GOLD_WORDS[one.harmful], f"{one.n:,}", f"{one.mean:.2f}") for one in rounds]
     manifest, root = run.results.manifest, run.results.root
-    excluded_by = manifest.excluded if manifest else {}
     excluded = [
         (one.precedent, one.meme, one.why, figure(one.text_similarity), figure(one.picture_similarity))
-        for one in (RunFolder(root).excluded() if root and excluded_by else ())
+        for one in (RunFolder(root).excluded() if root and manifest and manifest.excluded else ())
     ]
-    heads = ("precedent", "judged meme", "why", "text", "picture")
-    yield from _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", heads, excluded)
+    quartiles = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
+    left_out = ("precedent", "judged meme", "why", "text", "picture")
+    tables: list[tuple[str, str, tuple[str, ...], Sequence[tuple[str, ...]]]] = [
+        ("rounds", "Rounds", ("side", "gold", "memes", "rounds, mean"), counts),
+        ("bits", "Entropy of the summaries in bits", quartiles, list(_entropies(run))),
+        ("excluded", "Precedents left out as too near", left_out, excluded),
+    ]
+    for key, title, head, rows in tables:
+        if rows:
+            yield Section(f"{run.key}-{key}", f"{title}, {run.label}", (head, *rows), level=4, detail=True)
 
 
 def _entropies(run: RunView) -> Iterator[tuple[str, ...]]:
     """Quartiles of the summaries' entropy by side and round; a side that has already rested has none."""
     for side in Side:
         sides = (one.prediction.sides[side] for one in run.results.tried if side in one.prediction.sides)
-        courses = [one.entropies for one in sides if one.rounds]
-        for at in range(max(map(len, courses), default=0)):
-            bits = [course[at] for course in courses if len(course) > at]
+        # Sides of different lengths: a round has the bits of those that got so far.
+        for at, column in enumerate(zip_longest(*(one.entropies for one in sides if one.rounds)), 1):
+            bits = [one for one in column if one is not None]
             quartiles = (f"{one:.3f}" for one in np.percentile(bits, (25, 50, 75)))
-            yield word(side), str(at + 1), f"{len(bits):,}", *quartiles
-
-
-def _detail(key: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[Section]:
-    """A table of details at a run, if there are any."""
-    if rows:
-        yield Section(key, title, (heads, *rows), level=4, detail=True)
+            yield word(side), str(at), f"{len(bits):,}", *quartiles
 
 
 def _facts(run: RunView) -> Iterator[tuple[str, str]]:
@@ -226,20 +237,20 @@ def _wrong_rows(wrong: Sequence[WrongMeme], records: Mapping[str, Records]) -> R
     return tuple(rows)
 
 
-def _entries(group: Group, wrong: Sequence[WrongMeme], records: Mapping[str, Records], title: str) -> Section:
+def _entries(group: Group, wrong: Sequence[WrongMeme], records: Mapping[str, Records], counted: Section) -> Section:
     """All memes on a page: the wrong ones with pictures and records, then the others."""
     faults = ((str(fault.value), fault.title.lower()) for fault in VerdictFault)
     of_runs = [Filter("Run", tuple((run.key, run.label) for run in group.runs))] if len(group.runs) > 1 else []
-    return Section(
-        f"{group.key}-wrong",
-        title.replace("Wrong verdicts", "Memes"),
-        lead=(
-            faults_in_words(group),
-            "The surest faults first. Pictures and the words on memes are hidden until asked for, since they can be "
-            "offensive.",
-        ),
+    hidden = (
+        "The surest faults first. Pictures and the words on memes are hidden until asked for, since they can be "
+        "offensive."
+    )
+    return replace(
+        counted,
+        title=counted.title.replace("Wrong verdicts", "Memes"),
+        lead=(*counted.lead, hidden),
         entries=(
-            *(_wrong_entry(f"{group.key}-wrong-{number}", one, group, records) for number, one in enumerate(wrong, 1)),
+            *(_wrong_entry(f"{counted.key}-{number}", one, group, records) for number, one in enumerate(wrong, 1)),
             *_right_entries(group, {one.meme.id for one in wrong}),
         ),
         filters=(Filter("Verdict", (*faults, ("right", "right"))), *of_runs),

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from court.display import split_hidden
 from court.errors import NotLoaded
-from eval.scores.measure import NOTHING, figure
+from eval.scores.measure import NOTHING
 from eval.scores.measure import Figure as Estimate
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
-    from eval.datasets.card import CardPublished
 
 BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""
@@ -291,57 +290,3 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
 def plain(text: object) -> str:
     """Untrusted text on one line, with invisible characters as code points."""
     return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())
-
-
-def traps_in_words(caveats: Iterable[str]) -> list[str]:
-    """Caveats of a data set's card, as sentences."""
-    return [f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats]
-
-
-def notes_in_words(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Notes on runs, by name; those that are on all of them are not repeated."""
-    named: dict[str, list[str]] = {}
-    for name, notes in runs:
-        for note in notes:
-            named.setdefault(note, []).append(name)
-    return [note if len(names) == len(runs) > 1 else f"{', '.join(names)}: {note}" for note, names in named.items()]
-
-
-def published_sections(
-    key: str,
-    what: str,
-    published: Sequence[CardPublished],
-    ours: Sequence[tuple[str, str, int, Mapping[str, str]]],
-    *,
-    level: int = 2,
-) -> list[Section]:
-    """Figures of runs and those that others published on the same task, split and protocol; none if there are none.
-
-    Args:
-        what: Task or protocol of the figures.
-        ours: Name and setup of each run, its number of memes, and its cells by metric.
-    """
-    if not published:
-        return []
-    # Metrics that we lack come last, and are empty in our rows.
-    theirs, known = {name for one in published for name in one.figures}, ours[0][-1]
-    names = [*(name for name in known if name in theirs), *sorted(theirs - known.keys())]
-    rows = [("system", "asked with", "memes", *names)]
-    rows += [(name, how, f"{n:,}", *(cells.get(one, NOTHING) for one in names)) for name, how, n, cells in ours]
-    counts = {n for _, _, n, _ in ours}
-    # Most rows share a source or a remark, which would fill the screen otherwise.
-    notes: dict[str, list[str]] = {}
-    for one in published:
-        system = f"{one.system} ({one.year})" if one.year else one.system
-        memes = "not said" if one.n is None else f"{one.n:,}"
-        rows.append((system, one.setup, memes, *(figure(one.figures.get(name)) for name in names)))
-        # If runs differ in their memes, a figure is on another number than at least one of them.
-        if one.n is not None and counts != {one.n}:
-            counted = " or ".join(f"{n:,}" for n in sorted(counts))
-            notes.setdefault(f"On {one.n:,} memes, and not on {counted} as here", []).append(one.system)
-        if one.remark:
-            notes.setdefault(one.remark.rstrip("."), []).append(one.system)
-        source = f"From {one.source}{f', read in {one.read_in}' if one.read_in else ''}"
-        notes.setdefault(source, []).append(one.system)
-    lines = tuple(f"{words}: {', '.join(dict.fromkeys(systems))}." for words, systems in notes.items())
-    return [Section(key, f"As published by others, beside these runs: {what}", tuple(rows), lines, level=level)]

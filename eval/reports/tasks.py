@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,22 +14,12 @@ from court.display import word
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import Outcome, Protocol
-from eval.reports.sections import (
-    BESIDE,
-    Drawn,
-    Rows,
-    Section,
-    Tile,
-    need_page,
-    notes_in_words,
-    published_sections,
-    traps_in_words,
-)
+from eval.reports.sections import BESIDE, Drawn, Rows, Section, Tile, need_page, plain
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank_answers
 from eval.scores.compare import Comparison, compare
 from eval.scores.measure import NOTHING, RESAMPLES, SURE, figure, figure_over, holm, listed, strict_name
-from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, VerdictFault, faults_of, task_card
+from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, task_card
 from eval.solvers.question import ELSEWHERE, Answerer
 
 PROTOCOLS = {
@@ -70,20 +59,15 @@ class RunView:
 
     @property
     def unfinished_words(self) -> str:
-        """Warning about the figures of an unfinished run; empty for a finished one."""
-        if self.finished:
-            return ""
+        """Warning about the figures of an unfinished run."""
         return (
             f"{self.label} is not finished: {len(self.results.tried):,} of {len(self.results.judged):,} memes are "
             "judged. The others have no answer yet, so that there are no strict figures."
         )
 
 
-class TableRow(NamedTuple):
-    """A run and its figures."""
-
-    run: RunView
-    card: TaskCard
+_Figures = tuple[RunView, TaskCard]
+"""A run and its figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +75,14 @@ class Table:
     """All runs on one task of a split; of verdicts, under one protocol."""
 
     key: str
-    rows: tuple[TableRow, ...]
+    rows: tuple[_Figures, ...]
     comparisons: tuple[Comparison, ...]
     remarks: tuple[str, ...]
 
     @property
     def first(self) -> TaskCard:
         """Figures of the first run."""
-        return self.rows[0].card
+        return self.rows[0][1]
 
     @property
     def name(self) -> str:
@@ -125,11 +109,6 @@ class Group:
         question = self.runs[0].results.question
         about = f": {question.title or question.task}" if question else ""
         return f"{self.card.title if self.card else self.dataset}, {self.split}{about}"
-
-    @property
-    def verdicts(self) -> bool:
-        """True if the runs held trials."""
-        return self.runs[0].results.question is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,24 +141,21 @@ def gather(results: Sequence[Results], *, resamples: int = RESAMPLES, seed: int 
     """
     if not results:
         raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
-    groups: dict[tuple[str, str, str], list[RunView]] = {}
-    for number, (one, label) in enumerate(zip(results, _unique_labels(results), strict=True), 1):
-        # Grouped by what determines memes and gold, so that different ways of asking a question are side by side.
-        question = str(one.question.material()) if one.question else ""
-        groups.setdefault((one.dataset, one.split, question), []).append(RunView(f"run-{number}", label, one))
-    found = (_group(f"group-{number}", runs, resamples, seed) for number, runs in enumerate(groups.values(), 1))
-    return Report(tuple(found), resamples)
-
-
-def _unique_labels(results: Sequence[Results]) -> list[str]:
-    """A label for each run: its name, made unique by its folder's name or, if that is not enough, by a number."""
+    # A label for each run: its name, made unique by its folder's name or, as folders in different places may share a
+    # name too, by a number.
     names = Counter(one.name for one in results)
     labels = [
         one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
     ]
-    # Folders in different places may share a name, too.
     twice = Counter(labels)
-    return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
+    groups: dict[tuple[str, str, str], list[RunView]] = {}
+    for number, (one, label) in enumerate(zip(results, labels, strict=True), 1):
+        run = RunView(f"run-{number}", f"{label} #{number}" if twice[label] > 1 else label, one)
+        # Grouped by what determines memes and gold, so that different ways of asking a question are side by side.
+        question = str(one.question.material()) if one.question else ""
+        groups.setdefault((one.dataset, one.split, question), []).append(run)
+    found = (_group(f"group-{number}", runs, resamples, seed) for number, runs in enumerate(groups.values(), 1))
+    return Report(tuple(found), resamples)
 
 
 def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Group:
@@ -191,30 +167,28 @@ def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Grou
         rows = []
         for run in (one for one in runs if protocol is None or protocol in one.results.protocols):
             try:
-                rows.append(TableRow(run, task_card(run.results, protocol, resamples=resamples, seed=seed)))
+                rows.append((run, task_card(run.results, protocol, resamples=resamples, seed=seed)))
             except BadRequest as error:
                 if protocol is None:
                     raise
                 # A run without a meme under this protocol must not prevent a report on the others.
                 unscored.append(error.message)
         if rows:
-            compared = tuple(_comparisons(rows, resamples, seed))
-            name = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0].card.task.lower())}"
-            tables.append(Table(name, tuple(rows), comparisons=compared, remarks=remarks(rows, compared)))
+            compared = tuple(_comparisons([run for run, _ in rows], protocol, resamples, seed))
+            name = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0][1].task.lower())}"
+            tables.append(Table(name, tuple(rows), compared, tuple(_remarks(rows, compared))))
     card = card_of_results(first)
-    return Group(
-        key, first.dataset, first.split, card, runs=tuple(runs), tables=tuple(tables), unscored=tuple(unscored)
-    )
+    return Group(key, first.dataset, first.split, card, tuple(runs), tuple(tables), tuple(unscored))
 
 
-def _comparisons(rows: Sequence[TableRow], resamples: int, seed: int) -> Iterator[Comparison]:
+def _comparisons(runs: Sequence[RunView], protocol: Protocol | None, resamples: int, seed: int) -> Iterator[Comparison]:
     """Compares each finished run with the first of them. Raises BadRequest: Two runs disagree on a gold label."""
     # In an unfinished run, memes without an answer yet would count as wrong.
-    finished = [run for run, _ in rows if run.results.finished]
+    finished = [run for run in runs if run.results.finished]
     for run in finished[1:]:
         first = finished[0]
         try:
-            found = compare(run.results, first.results, rows[0].card.protocol, resamples=resamples, seed=seed)
+            found = compare(run.results, first.results, protocol, resamples=resamples, seed=seed)
         except BadRequest as error:
             if error.reason == "NOTHING_SHARED":  # parts of a split
                 continue
@@ -233,18 +207,19 @@ def noise_in_words(card: TaskCard) -> str:
     )
 
 
-def remarks(rows: Sequence[TableRow], compared: Sequence[Comparison]) -> tuple[str, ...]:
-    """Explains the limits of a table's figures, in sentences."""
-    (run, card), n = rows[0], rows[0].card.n
-    found = [noise_in_words(card)] if "accuracy" in card.figures else []
+def _remarks(rows: Sequence[_Figures], compared: Sequence[Comparison]) -> Iterator[str]:
+    """The limits of a table's figures, in sentences."""
+    run, card = rows[0]
+    if "accuracy" in card.figures:
+        yield noise_in_words(card)
     if card.groups:
-        found.append(
+        yield (
             f"The memes are of {card.groups:,} groups (of the card, or of one template), which are drawn whole for the "
             "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
             "sure."
         )
-    if any((other.n, other.gold) != (n, card.gold) for _, other in rows):
-        found.append(
+    if any((other.n, other.gold) != (card.n, card.gold) for _, other in rows):
+        yield (
             f"The runs judged different memes, and are compared on those of both. The sentences above are on "
             f"{run.label}'s."
         )
@@ -252,7 +227,7 @@ def remarks(rows: Sequence[TableRow], compared: Sequence[Comparison]) -> tuple[s
     if len(compared) > 1:
         corrected = holm([one.mcnemar_p for one in compared])
         left = [one.name_a for one, p in zip(compared, corrected, strict=True) if p < SURE]
-        found.append(
+        yield (
             f"These are {len(compared)} comparisons. Among so many between systems that are equally good, one in "
             f"{1 / SURE:.0f} comes out with p < {SURE} by chance. Left after Holm's correction for that many: "
             f"{', '.join(left) or 'none'}."
@@ -263,8 +238,7 @@ def remarks(rows: Sequence[TableRow], compared: Sequence[Comparison]) -> tuple[s
         reasons = Counter(p.reason for p in tried if p.outcome is Outcome.FAILED and p.reason)
         if each.question and reasons:
             counted = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-            found.append(f"Without an answer, {one.label}: {counted}.")
-    return tuple(found)
+            yield f"Without an answer, {one.label}: {counted}."
 
 
 def as_json(report: Report) -> dict[str, object]:
@@ -279,8 +253,12 @@ def as_json(report: Report) -> dict[str, object]:
                 "task": table.first.task,
                 "protocol": table.first.protocol,
                 "rows": [
-                    {"run": row.run.label, "root": str(row.run.results.root or ""), "card": _card_json(row.card)}
-                    for row in table.rows
+                    {
+                        "run": run.label,
+                        "root": str(run.results.root or ""),
+                        "card": {**asdict(card), "question": card.question and card.question.model_dump(mode="json")},
+                    }
+                    for run, card in table.rows
                 ],
                 "remarks": list(table.remarks),
             }
@@ -290,18 +268,19 @@ def as_json(report: Report) -> dict[str, object]:
     }
 
 
-def _card_json(card: TaskCard) -> dict[str, object]:
-    question = card.question.model_dump(mode="json") if card.question else None
-    return {**asdict(replace(card, question=None)), "question": question}
-
-
 def lead_of(report: Report) -> list[str]:
     """Sentences before the sections."""
+    notes: dict[str, list[str]] = {}
+    for run in report.runs:
+        for note in run.results.notes:
+            notes.setdefault(note, []).append(run.label)
+    of_all = len(report.runs)
     return [
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Figures named decided are over "
         "the memes that have an answer, and those with “of” over as many memes as they say; in all others, a meme "
         "without an answer is wrong.",
-        *notes_in_words([(run.label, run.results.notes) for run in report.runs]),
+        # A note on all runs does not repeat their names.
+        *(note if len(labels) == of_all > 1 else f"{', '.join(labels)}: {note}" for note, labels in notes.items()),
     ]
 
 
@@ -314,35 +293,38 @@ def sections_of(report: Report, *, page: bool = False) -> list[Section]:
         lines = tuple(run.unfinished_words for run in report.unfinished)
         sections.append(Section("unfinished", "Not finished: these figures will change", lead=lines, warning=True))
     for group in report.groups:
-        traps = traps_in_words(group.card.caveats) if group.card else ()
-        sections.append(Section(group.key, group.title, lead=group.unscored, notes=tuple(traps)))
+        caveats = group.card.caveats if group.card else ()
+        traps = tuple(f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats)
+        sections.append(Section(group.key, group.title, lead=group.unscored, notes=traps))
         for table in group.tables:
             sections += _table_sections(group, table, page=page)
     return sections
 
 
-def faults_sections(report: Report) -> list[Section]:
-    """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
-    groups = [group for group in report.groups if group.verdicts]
-    titles = ("" if len(groups) == 1 else f": {group.title}" for group in groups)
-    return [
-        Section(f"{group.key}-wrong", f"Wrong verdicts{more}", lead=(faults_in_words(group),))
-        for group, more in zip(groups, titles, strict=True)
-    ]
+def _table_sections(group: Group, table: Table, *, page: bool) -> Iterator[Section]:
+    protocol = table.first.protocol
+    title = f"Protocol {protocol}: {PROTOCOLS[protocol]}" if protocol else f"Figures, {table.name}"
+    for start in range(0, len(table.rows), BESIDE):
+        yield Section(
+            f"{table.key}-figures-{start}",
+            f"{title}{f', from run {start + 1} on' if start else ''}",
+            _figure_rows(table.rows[start : start + BESIDE]),
+            notes=table.remarks if start + BESIDE >= len(table.rows) else (),
+            tiles=() if start else _tiles(table),
+            level=3,
+        )
+    for run, card in table.rows:
+        yield from _run_sections(f"{table.key}-{run.key}", f"{run.label}, {table.name}", run, card, page=page)
+    if not protocol:
+        yield from _grid(table)
+        yield from _choice(group, table)
+        yield from _orders(table)
+    if table.comparisons:
+        yield _compared(table)
+    yield from _published(group, table)
 
 
-def faults_in_words(group: Group) -> str:
-    """Numbers of memes by the worst fault of any run on them."""
-    worst: dict[str, VerdictFault] = {}
-    for run in group.runs:
-        for fault, one in faults_of(run.results):
-            worst[one.meme.id] = min(fault, worst.get(one.meme.id, fault))
-    counts = Counter(worst.values())
-    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
-    return f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
-
-
-def figure_rows(rows: Sequence[TableRow]) -> Rows:
+def _figure_rows(rows: Sequence[_Figures]) -> Rows:
     """Figures of runs side by side, one per column, and those of a constant answer."""
     cards = [card for _, card in rows]
     first = cards[0]
@@ -361,15 +343,22 @@ def figure_rows(rows: Sequence[TableRow]) -> Rows:
         row("of these harmful", [f"{card.gold['harmful']:,}" for card in cards])
         row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else NOTHING for card in cards])
     row("without an answer, failed", [f"{card.unanswered:,}, {card.failed:,}" for card in cards])
-    for name in _shown_metrics(cards):
+    names = dict.fromkeys(name for card in cards for name in card.metrics)
+    partial = {name: strict_name(name) for name in names if strict_name(name) != name}
+    # A strict form stands only if one of the runs has no value for some memes.
+    same = {strict for name, strict in partial.items() if all(card.over.get(name, card.n) == card.n for card in cards)}
+    for name in (name for name in names if name not in same):
         # Over some memes, a figure of an unfinished run means something; over all, memes that wait count as wrong.
-        partial = strict_name(name) != name
-        cells = [_over(card, name) if run.finished or partial else NOTHING for run, card in rows]
+        cells = [_over(card, name) if run.finished or name in partial else NOTHING for run, card in rows]
         title = _title_of(name)
         marked = f"{title} (official)" if first.question and name == first.question.official else title
         row(marked, cells, first.baseline.get(name))
         if name in DECIDED and (first.protocol or any(card.unanswered for card in cards)):
-            row(f"{title}, decided", [figure(card.decided.get(name)) for card in cards])
+            decided = [
+                figure_over(card.decided.get(name), card.decided_over.get(name, 0), card.n - card.unanswered)
+                for card in cards
+            ]
+            row(f"{title}, decided", decided)
     row("ECE", [figure_over(card.ece, sum(one.n for one in card.calibration), card.n) for card in cards])
     for name in ("accuracy", "macro-f1"):
         voted = [figure_over(card.vote.get(name), card.voted, card.n) for card in cards]
@@ -382,85 +371,34 @@ def _title_of(name: str) -> str:
     return re.sub("auroc|mmae|f1", lambda part: part[0].upper(), name).replace("brier", "Brier")
 
 
-def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:
-    """Metrics of some runs; strict forms only if one of the runs has no value for some memes."""
-    names = dict.fromkeys(name for card in cards for name in card.metrics)
-    same = {
-        strict_name(name)
-        for name in names
-        if strict_name(name) != name and all(card.over.get(name, card.n) == card.n for card in cards)
-    }
-    return [name for name in names if name not in same]
-
-
 def _over(card: TaskCard, name: str) -> str:
     return figure_over(card.figures.get(name), card.over.get(name, card.n), card.n)
 
 
-def label_rows(card: TaskCard) -> Rows:
-    """Figures of each label, with a row per label."""
-    kinds = [kind for kind in (*KINDS, *KINDS_OF_MANY) if any(f"{kind}:{label}" in card.figures for label in card.gold)]
-    scored = card.over.get("auroc", card.n)
-    heads = {"auroc": f"AUROC of {scored:,}" if scored < card.n else "AUROC", "auroc-strict": "AUROC, strict"}
-    heads |= {"f1": "F1", "binary-accuracy": "accuracy", "binary-macro-f1": "macro-F1 yes/no"}
-    return (
-        ("label", "gold", "said", "prevalence", *(heads.get(kind, kind) for kind in kinds)),
-        *(
-            (
-                label,
-                f"{gold:,}",
-                f"{card.said[label]:,}",
-                figure(gold / card.n),
-                *(figure(card.figures[f"{kind}:{label}"]) for kind in kinds),
-            )
-            for label, gold in card.gold.items()
-        ),
-    )
-
-
-def confusion_rows(card: TaskCard) -> Rows:
-    """Confusion counts, with a row per gold label and a column per outcome; empty if a meme may have several labels."""
-    if not card.confusion:
-        return ()
-    # Columns for memes without an answer, so that each row adds up to its gold count.
-    head = ("gold \\ said", *card.gold, "no answer" if card.question else "undecided", "failed")
-    counts = (tuple(f"{n:,}" for n in row) for row in card.confusion)
-    return (head, *((label, *row) for label, row in zip(card.gold, counts, strict=True)))
-
-
-def _table_sections(group: Group, table: Table, *, page: bool) -> Iterator[Section]:
-    protocol = table.first.protocol
-    title = f"Protocol {protocol}: {PROTOCOLS[protocol]}" if protocol else f"Figures, {table.name}"
-    for start in range(0, len(table.rows), BESIDE):
-        last = start + BESIDE >= len(table.rows)
-        yield Section(
-            f"{table.key}-figures-{start}",
-            f"{title}{f', from run {start + 1} on' if start else ''}",
-            figure_rows(table.rows[start : start + BESIDE]),
-            notes=table.remarks if last else (),
-            tiles=_tiles(table) if page and not start else (),
-            level=3,
+def _tiles(table: Table) -> tuple[Tile, ...]:
+    """Accuracy, macro-F1 and coverage of the finished runs, as far as the task has them."""
+    found = []
+    for title, names in (("Accuracy", ("accuracy", "exact")), ("Macro-F1", ("macro-f1",)), ("Coverage", ("coverage",))):
+        values = (
+            (run.label, next(filter(None, map(card.figures.get, names)), None))
+            for run, card in table.rows
+            if run.finished
         )
-    for row in table.rows:
-        yield from _row_sections(table, row, page=page)
-    if not protocol:
-        yield from _grid(table)
-        yield from _choice(group, table)
-        yield from _orders(table)
-    if table.comparisons:
-        yield _compared(table)
-    yield from _published(group, table)
+        bars = tuple((label, value) for label, value in values if value is not None)
+        found += [Tile(title, bars)] if bars else []
+    return tuple(found)
 
 
-def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
+def _run_sections(key: str, title: str, run: RunView, card: TaskCard, *, page: bool) -> Iterator[Section]:
     """Labels, confusion, failed checks and calibration of one run."""
-    run, card = row
-    key, title = f"{table.key}-{run.key}", f"{run.label}, {table.name}"
     if run.finished:
-        yield Section(f"{key}-labels", f"Labels, {title}", label_rows(card), level=3)
-    drawn = _plots(row, key) if page and card.protocol else ()
-    if counts := confusion_rows(card):
-        yield Section(f"{key}-confusion", f"Confusion, {title}", counts, drawn=drawn, level=3)
+        yield Section(f"{key}-labels", f"Labels, {title}", _label_rows(card), level=3)
+    if card.confusion:
+        # Columns for memes without an answer, so that each row adds up to its gold count.
+        head = ("gold \\ said", *card.gold, "no answer" if card.question else "undecided", "failed")
+        counts = ((label, *(f"{n:,}" for n in counts)) for label, counts in zip(card.gold, card.confusion, strict=True))
+        drawn = _plots(run, card, key) if page and card.protocol else ()
+        yield Section(f"{key}-confusion", f"Confusion, {title}", (head, *counts), drawn=drawn, level=3)
     judged = run.results.judged
     if failed := Counter(check for one in judged for check in one.prediction.checks):
         cells = ((word(check), f"{count:,}", f"{count / len(judged):.3f}") for check, count in failed.most_common())
@@ -468,20 +406,35 @@ def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Sectio
             f"{card.mistrials:,} of {card.n:,} were mistrials. Accuracy of all: {figure(card.known('accuracy'))}; "
             f"without mistrials: {figure(card.sound)}."
         )
-        rows = (("failed check", "memes", "share"), *cells)
-        yield Section(f"{key}-checks", f"Checks of full trials, {title}", rows, notes=(note,), level=3)
+        checks = (("failed check", "memes", "share"), *cells)
+        yield Section(f"{key}-checks", f"Checks of full trials, {title}", checks, notes=(note,), level=3)
     if bins := [
         (f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}")
         for one in card.calibration
     ]:
-        head = ("scores", "memes", "mean score", "share harmful")
-        yield Section(f"{key}-calibration", f"Calibration, {title}", (head, *bins), level=3, detail=True)
+        bins.insert(0, ("scores", "memes", "mean score", "share harmful"))
+        yield Section(f"{key}-calibration", f"Calibration, {title}", tuple(bins), level=3, detail=True)
 
 
-def _plots(row: TableRow, key: str) -> tuple[Drawn, ...]:
+def _label_rows(card: TaskCard) -> Rows:
+    """Figures of each label, with a row per label."""
+    kinds = [kind for kind in (*KINDS, *KINDS_OF_MANY) if any(f"{kind}:{label}" in card.figures for label in card.gold)]
+    scored = card.over.get("auroc", card.n)
+    heads = {"auroc": f"AUROC of {scored:,}" if scored < card.n else "AUROC", "auroc-strict": "AUROC, strict"}
+    heads |= {"f1": "F1", "binary-accuracy": "accuracy", "binary-macro-f1": "macro-F1 yes/no"}
+    rows = (
+        (
+            *(label, f"{gold:,}", f"{card.said[label]:,}", figure(gold / card.n)),
+            *(figure(card.figures[f"{kind}:{label}"]) for kind in kinds),
+        )
+        for label, gold in card.gold.items()
+    )
+    return (("label", "gold", "said", "prevalence", *(heads.get(kind, kind) for kind in kinds)), *rows)
+
+
+def _plots(run: RunView, card: TaskCard, key: str) -> tuple[Drawn, ...]:
     from eval.reports import figures
 
-    run, card = row
     assert card.protocol is not None, "only verdicts are drawn"
     caption = (
         f"{sum(one.n for one in card.calibration):,} memes with a score, in bins of nearly equal numbers. On the "
@@ -493,20 +446,6 @@ def _plots(row: TableRow, key: str) -> tuple[Drawn, ...]:
         Drawn("Calibration", figures.calibration(card.calibration, f"{key}-curve") or "", caption),
         *(Drawn(title, svg, _CURVES[title]) for title, svg in lines),
     )
-
-
-def _tiles(table: Table) -> tuple[Tile, ...]:
-    """Accuracy, macro-F1 and coverage of the finished runs, as far as the task has them."""
-    found = []
-    for title, names in (("Accuracy", ("accuracy", "exact")), ("Macro-F1", ("macro-f1",)), ("Coverage", ("coverage",))):
-        values = [
-            (run.label, next(filter(None, map(card.figures.get, names)), None))
-            for run, card in table.rows
-            if run.finished
-        ]
-        bars = tuple((label, value) for label, value in values if value is not None)
-        found += [Tile(title, bars)] if bars else []
-    return tuple(found)
 
 
 def _compared(table: Table) -> Section:
@@ -528,18 +467,40 @@ def _compared(table: Table) -> Section:
     )
 
 
-def _published(group: Group, table: Table) -> list[Section]:
-    card, protocol = group.card, table.first.protocol
-    task = (card.court_task.id if card and card.court_task else "") if protocol else table.first.task
-    if card is None or not task:
-        return []
-    ours = []
-    for run, found in table.rows:
+def _published(group: Group, table: Table) -> Iterator[Section]:
+    """Figures of the runs and those that others published on the same task, split and protocol."""
+    data, protocol = group.card, table.first.protocol
+    task = (data.court_task.id if data and data.court_task else "") if protocol else table.first.task
+    published = data.published_on(task, group.split, *([protocol] if protocol else [])) if data and task else ()
+    if not published:
+        return
+    # Metrics that we lack come last, and are empty in our rows.
+    theirs = {name for one in published for name in one.figures}
+    names = [*(name for name in table.first.metrics if name in theirs), *sorted(theirs - {*table.first.metrics})]
+    rows = [("system", "asked with", "memes", *names)]
+    for run, card in table.rows:
         manifest = run.results.manifest
-        how = describe_question(found) if found.question else word(manifest.procedure) if manifest else ""
-        ours.append((run.title, how, found.n, {name: _over(found, name) for name in found.metrics}))
-    theirs = card.published_on(task, group.split, *([protocol] if protocol else []))
-    return published_sections(f"{table.key}-published", table.name, theirs, ours, level=3)
+        how = describe_question(card) if card.question else word(manifest.procedure) if manifest else ""
+        ours = (_over(card, name) if name in card.over else NOTHING for name in names)
+        rows.append((run.title, how, f"{card.n:,}", *ours))
+    counts = {card.n for _, card in table.rows}
+    # Most rows share a source or a remark, which would fill the screen otherwise.
+    notes: dict[str, list[str]] = {}
+    for one in published:
+        system = f"{one.system} ({one.year})" if one.year else one.system
+        memes = "not said" if one.n is None else f"{one.n:,}"
+        rows.append((system, one.setup, memes, *(figure(one.figures.get(name)) for name in names)))
+        # If runs differ in their memes, a figure is on another number than at least one of them.
+        if one.n is not None and counts != {one.n}:
+            counted = " or ".join(f"{n:,}" for n in sorted(counts))
+            notes.setdefault(f"On {one.n:,} memes, and not on {counted} as here", []).append(one.system)
+        if one.remark:
+            notes.setdefault(one.remark.rstrip("."), []).append(one.system)
+        source = f"From {one.source}{f', read in {one.read_in}' if one.read_in else ''}"
+        notes.setdefault(source, []).append(one.system)
+    lines = tuple(f"{words}: {', '.join(dict.fromkeys(systems))}." for words, systems in notes.items())
+    title = f"As published by others, beside these runs: {table.name}"
+    yield Section(f"{table.key}-published", title, tuple(rows), lines, level=3)
 
 
 def describe_question(card: TaskCard) -> str:
@@ -549,13 +510,9 @@ def describe_question(card: TaskCard) -> str:
         return "trial on harm"
     if question.inputs == (ELSEWHERE,):
         return ELSEWHERE
-    words = [
-        "+".join(question.inputs),
-        f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
-    ]
-    if question.rotate:
-        words.append(f"{len(question.orders)} orders")
-    return ", ".join(words)
+    shots = f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote"
+    orders = [f"{len(question.orders)} orders"] if question.rotate else []
+    return ", ".join(["+".join(question.inputs), shots, *orders])
 
 
 def _grid(table: Table) -> Iterator[Section]:
@@ -564,7 +521,7 @@ def _grid(table: Table) -> Iterator[Section]:
     official = table.first.official
     if any(card.over.get(official, card.n) < card.n for _, card in table.rows):
         official = strict_name(official)
-    kinds: dict[str, list[tuple[str, int, str]]] = {}
+    kinds: dict[str, dict[tuple[str, int], list[str]]] = {}
     for run, card in table.rows:
         question, manifest = card.question, run.results.manifest
         assert question is not None, "only questions are asked in several ways"
@@ -572,18 +529,15 @@ def _grid(table: Table) -> Iterator[Section]:
         orders = "each order of the options" if question.rotate else "one order"
         # A trial has its own evidence, so that it is in no row of inputs.
         orders = "trials" if question.by == Answerer.TRIAL else orders
-        cell = ("+".join(question.inputs), question.shots, figure(card.figures[official]))
-        kinds.setdefault(f"{models or question.by}, {orders}", []).append(cell)
+        cells = kinds.setdefault(f"{models or question.by}, {orders}", {})
+        cells.setdefault(("+".join(question.inputs), question.shots), []).append(figure(card.figures[official]))
     for number, (name, cells) in enumerate(kinds.items()):
-        shots, inputs = sorted({n for _, n, _ in cells}), list(dict.fromkeys(shown for shown, _, _ in cells))
+        inputs, shots = list(dict.fromkeys(shown for shown, _ in cells)), sorted({n for _, n in cells})
         # A single run, or a single cell, is no grid.
-        if len(cells) < 2 or len(shots) * len(inputs) < 2:
+        if len(inputs) * len(shots) < 2:
             continue
-        by_cell: dict[tuple[str, int], list[str]] = {}
-        for shown, n, value in cells:
-            by_cell.setdefault((shown, n), []).append(value)
         head = ("inputs", *(f"{n}-shot" for n in shots))
-        rows = ((shown, *("; ".join(by_cell.get((shown, n), [NOTHING])) for n in shots)) for shown in inputs)
+        rows = ((shown, *("; ".join(cells.get((shown, n), [NOTHING])) for n in shots)) for shown in inputs)
         title = f"{official} by inputs and examples: {name}"
         yield Section(f"{table.key}-grid-{number}", title, (head, *rows), level=3)
 
@@ -623,13 +577,12 @@ def choice_section(key: str, title: str, choice: Choice, notes: Sequence[str] = 
 
 def _orders(table: Table) -> Iterator[Section]:
     for run, card in table.rows:
-        if not card.by_order:
-            continue
         rows: list[tuple[str, ...]] = [("metric", "of most answers", "mean of the orders", "lowest", "highest")]
-        for name in card.metrics:
+        for name in card.metrics if card.by_order else ():
             known = [value for of in card.by_order if (value := of.get(name)) is not None]
             if known:
                 cells = (card.figures[name], float(np.mean(known)), min(known), max(known))
                 rows.append((name, *map(figure, cells)))
-        title = f"By the order of the options, {run.label}: {len(card.by_order)} orders"
-        yield Section(f"{table.key}-{run.key}-orders", title, tuple(rows), level=3)
+        if card.by_order:
+            title = f"By the order of the options, {run.label}: {len(card.by_order)} orders"
+            yield Section(f"{table.key}-{run.key}-orders", title, tuple(rows), level=3)

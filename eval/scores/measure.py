@@ -248,13 +248,12 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """P-values adjusted by Holm's step-down procedure, in the same order."""
-    order = sorted(range(len(ps)), key=lambda place: ps[place])
-    corrected, largest = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        # Monotone: an adjusted p-value must not be smaller than that of a test with a smaller raw p-value.
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
-        corrected[place] = largest
-    return corrected
+    order = np.argsort(ps, kind="stable")
+    steps = np.minimum(np.arange(len(ps), 0, -1) * np.take(ps, order), 1.0)
+    corrected = np.empty(len(ps))
+    # Monotone: an adjusted p-value must not be smaller than that of a test with a smaller raw p-value.
+    corrected[order] = np.maximum.accumulate(steps)
+    return [float(p) for p in corrected]
 
 
 def _within(metric: Metric, only: Bools, arrays: TaskArrays, weights: Floats) -> Floats:

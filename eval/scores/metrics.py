@@ -6,7 +6,7 @@ drawn, since memes of one group are not independent (Field & Welsh 2007).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -14,16 +14,16 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from court.display import word
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme, Level, Outcome, Protocol
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.measure import (
     BASELINE_FREE,
     METRICS,
     RESAMPLES,
+    Bools,
     Figure,
     Ints,
     TaskArrays,
@@ -73,6 +73,8 @@ class TaskCard:
     without an answer is wrong: never a hit, and a miss of its gold labels."""
     decided: Mapping[str, Figure | None]
     """Some of these figures over the memes that have an answer; empty if there are none."""
+    decided_over: Mapping[str, int]
+    """Number of memes behind each of these: fewer than have an answer if some of them have no probability."""
     over: Mapping[str, int]
     """Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes have
     none. Their strict forms are over all."""
@@ -113,7 +115,7 @@ class TaskCard:
         return known_figure(self.figures[name])
 
 
-def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
+def group_numbers_of(judged: Sequence[Judged]) -> Ints | None:
     """Number of each meme's group, shape (memes,); a meme without one is its own group. None if no meme has a group.
 
     Memes share a group if they share a group of the card or, in a run that held templates apart, a template: such
@@ -167,6 +169,7 @@ KINDS_OF_MANY = ("binary-accuracy", "binary-macro-f1", "auroc", "auroc-strict")
 """Further figures of each label; of two labels, of which each meme has one, they are those of the whole answer."""
 DECIDED = ("accuracy", "exact", "macro-f1", "auroc")
 """Figures that a card has over the answered memes too."""
+VERDICTS = ("accuracy", "macro-f1", "coverage")
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
 MULTI = (
     "mean-binary-accuracy",
@@ -182,22 +185,32 @@ SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, added if there are any."""
 
 
-def verdict_arrays(pairs: Sequence[tuple[bool, Judged]]) -> TaskArrays:
-    """Verdicts as answers to the task of harm: gold (harmful or not) and prediction of each meme."""
-    scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in pairs], dtype=np.float64)
-    arrays = harm_arrays([gold for gold, _ in pairs], [one.prediction.outcome.harmful for _, one in pairs])
-    # A meme without a class may have a score, too.
-    return replace(arrays, scores=np.stack([1 - scores, scores], axis=1))
-
-
 def harm_arrays(gold: Sequence[bool], predicted: Sequence[bool | None]) -> TaskArrays:
     """Labels of two classes, True for harmful; None for a meme without one."""
+    said = [None if label is None else (HARM[label],) for label in predicted]
+    return _arrays(HARM, [(HARM[label],) for label in gold], said)
 
-    def flags(labels: Sequence[bool | None]) -> NDArray[np.bool_]:
-        return np.array([[label is False, label is True] for label in labels], dtype=np.bool_)
 
-    answered = np.array([label is not None for label in predicted], dtype=np.bool_)
-    return TaskArrays(HARM, flags(gold), flags(predicted), answered, scores=np.full((len(gold), 2), np.nan))
+def _arrays(
+    labels: tuple[str, ...],
+    gold: Sequence[Collection[str]],
+    said: Sequence[Collection[str] | None],
+    scores: Sequence[Mapping[str, float]] | None = None,
+) -> TaskArrays:
+    """Gold labels, answers (None for a meme without one) and probabilities by label of each meme, as arrays."""
+    return TaskArrays(
+        labels=labels,
+        gold=_flags(gold, labels),
+        predicted=_flags([one or () for one in said], labels),
+        answered=np.array([one is not None for one in said], dtype=np.bool_),
+        # NaN instead of 0: a label without a probability must not rank below those that have one.
+        scores=np.array([[one.get(label, np.nan) for label in labels] for one in scores or [{}] * len(gold)]),
+    )
+
+
+def _flags(sets: Sequence[Collection[str]], labels: Sequence[str]) -> Bools:
+    """True where a meme has a label, shape (memes, labels)."""
+    return np.array([[label in one for label in labels] for one in sets], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +246,10 @@ class Answers:
         judged = tuple(self.judged[place] for place in places)
         return replace(self, judged=judged, arrays=self.arrays.at(np.array(places, dtype=np.int64)))
 
+    def where(self, wanted: Callable[[Judged], bool]) -> Answers:
+        """Returns the answers on the memes that are wanted, which may be none."""
+        return self.at([place for place, one in enumerate(self.judged) if wanted(one)])
+
 
 def answers_of(results: Results, protocol: Protocol | None = None) -> Answers:
     """The verdicts of a run under a protocol or, without one, its answers to a question.
@@ -243,16 +260,38 @@ def answers_of(results: Results, protocol: Protocol | None = None) -> Answers:
     """
     if protocol is None:
         question = question_of(results)
-        return Answers(results.name, question.task, *_arrays_of(results, question), verdicts=False)
-    # Memes that the protocol drops are in no figure.
-    pairs = results.under(protocol)
-    if not pairs:
-        raise BadRequest(
+        task, labels = question.task, question.labels
+        # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer, absent is
+        # not.
+        rows = [
+            (one, gold, answer.labels if answer else None, answer.scores if answer else {})
+            for one, answer in ((one, one.prediction.said.get(task)) for one in results.judged)
+            if (gold := gold_of(one.meme, task)) is not None
+        ]
+        none = f"No meme of {results.name} has a gold label of {task}."
+        votes = _votes_of([one.meme for one, *_ in rows], question)
+    else:
+        task, labels, votes = "harm", HARM, None
+        # Memes that the protocol drops are in no figure. A meme without a class may have a score, too.
+        rows = [
+            (one, frozenset({HARM[harmful]}), *_verdict(one.prediction)) for harmful, one in results.under(protocol)
+        ]
+        none = (
             f"Under the protocol {protocol} no meme of {results.name} is left to be scored: it drops all of them. "
-            "Judge more memes, or choose another protocol.",
-            reason="NOTHING_TO_SCORE",
+            "Judge more memes, or choose another protocol."
         )
-    return Answers(results.name, "harm", tuple(one for _, one in pairs), verdict_arrays(pairs), verdicts=True)
+    if not rows:
+        raise BadRequest(none, reason="NOTHING_TO_SCORE")
+    judged, *columns = zip(*rows, strict=True)
+    arrays = replace(_arrays(labels, *columns), votes=votes)
+    return Answers(results.name, task, judged, arrays, verdicts=protocol is not None)
+
+
+def _verdict(prediction: Prediction) -> tuple[tuple[str, ...] | None, dict[str, float]]:
+    """The label of a verdict (None without a class) and the probabilities of both."""
+    harmful, score = prediction.outcome.harmful, prediction.score
+    scores = {} if score is None else dict(zip(HARM, (1 - score, score), strict=True))
+    return None if harmful is None else (HARM[harmful],), scores
 
 
 def shared_answers(a: Answers, b: Answers) -> tuple[Answers, Answers]:
@@ -287,50 +326,16 @@ def question_of(results: Results) -> Question:
     return question
 
 
-def _arrays_of(results: Results, question: Question) -> tuple[tuple[Judged, ...], TaskArrays]:
-    """Memes with a gold label, and their answers as arrays. Raises BadRequest if no meme has one."""
-    # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer,
-    # absent is not.
-    judged = tuple(one for one in results.judged if gold_of(one.meme, question.task) is not None)
-    if not judged:
-        raise BadRequest(f"No meme of {results.name} has a gold label of {question.task}.", reason="NOTHING_TO_SCORE")
-    labels = question.labels
-    gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
-    answers = [one.prediction.said.get(question.task) for one in judged]
-    # NaN instead of 0: a label without a probability must not rank below those that have one.
-    scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
-    return judged, TaskArrays(
-        labels=labels,
-        gold=label_flags(gold, labels),
-        predicted=label_flags([a.labels if a else () for a in answers], labels),
-        answered=np.array([a is not None for a in answers]),
-        scores=np.array(scores, dtype=np.float64),
-        votes=_votes_of([one.meme for one in judged], question),
-    )
-
-
-def label_flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[str]) -> NDArray[np.bool_]:
-    """True where a meme has a label, shape (memes, labels)."""
-    return np.array([[label in one for label in labels] for one in sets], dtype=np.bool_)
-
-
-def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
+def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> Ints | None:
     """Votes of annotators by label, shape (memes, labels); None if no meme has several annotators."""
+    counts = np.array([meme.annotators.get(question.task, 0) for meme in memes], dtype=np.int64)
     # With one annotator per meme there is no agreement to compute a ceiling from.
-    if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
+    if not (counts > 1).any():
         return None
-    return np.array(
-        [
-            [
-                # Shares are stored, not counts; rounding gives back the whole number that a product of
-                # floats may miss by its last bit.
-                round(meme.shares.get(question.task, {}).get(label, 0.0) * meme.annotators.get(question.task, 0))
-                for label in question.labels
-            ]
-            for meme in memes
-        ],
-        dtype=np.int64,
-    )
+    shares = [[meme.shares.get(question.task, {}).get(label, 0.0) for label in question.labels] for meme in memes]
+    # Shares are stored, not counts; rounding gives back the whole number that a product of floats may miss by its last
+    # bit.
+    return np.rint(np.array(shares) * counts[:, None]).astype(np.int64)
 
 
 def harm_values(gold: Sequence[bool], predicted: Sequence[bool]) -> tuple[float, float]:
@@ -354,36 +359,35 @@ def task_card(
     """
     answers = answers_of(results, protocol)
     question = None if protocol else question_of(results)
-    judged, arrays, groups = answers.judged, answers.arrays, answers.groups
+    arrays, groups, judged = answers.arrays, answers.groups, answers.judged
     multi, labels, n = question is not None and question.multi, arrays.labels, len(judged)
     # Which metrics apply depends on the answers too: only some runs have probabilities, only some data sets have
     # several annotators.
     scored = bool((~np.isnan(arrays.scores)).any())
-    usual = (
-        metrics_of(question, scored=scored, votes=arrays.votes is not None)
-        if question
-        else ("accuracy", "macro-f1", "coverage", *(("auroc", "brier") if scored else ()))
-    )
     # Next to a metric over some memes stands its form over all.
+    usual = metrics_of(question, scored=scored, votes=arrays.votes is not None)
     names = tuple(dict.fromkeys(form for name in usual for form in (name, strict_name(name))))
     kinds = (*KINDS, *(KINDS_OF_MANY if multi or len(labels) > 2 else ()))
     measured = partial(measure, resamples=resamples, seed=seed)
     figures = measured(arrays, (*names, *(f"{kind}:{label}" for label in labels for kind in kinds)), groups)
+    over = {name: counted_memes(name, arrays) for name in names}
     decided = {name: figures[name] for name in DECIDED if name in names}
     if not arrays.answered.all():
         # The same draw as of all memes: how many are answered varies in it as it does among memes.
         decided = measured(arrays, tuple(decided), groups, only=arrays.answered) if arrays.answered.any() else {}
-    over = {name: counted_memes(name, arrays) for name in names}
     always, words = baseline_of(arrays, multi=multi)
     failed = np.array([one.prediction.outcome is Outcome.FAILED for one in judged])
     outcomes = np.column_stack([arrays.predicted, ~arrays.answered & ~failed, failed]).astype(np.int64)
     of_verdicts: dict[str, Any] = {}
     if protocol is not None:
-        of_verdicts = _verdict_figures(judged, arrays, measured)
-        if (levels := _level_arrays(judged)) is not None:
-            levelled, of_levels = levels
-            figures |= measured(of_levels, ("mmae",), group_numbers_of(levelled))
-            over["mmae"] = len(levelled)
+        of_verdicts = _verdict_figures(answers, measured)
+        levelled = answers.where(lambda one: one.meme.level is not None and one.prediction.level is not None)
+        if levelled.judged:
+            gold = [(one.meme.level.name,) for one in levelled.judged if one.meme.level is not None]
+            said = [(one.prediction.level.name,) for one in levelled.judged if one.prediction.level is not None]
+            of_levels = _arrays(tuple(level.name for level in Level), gold, said)
+            figures |= measured(of_levels, ("mmae",), levelled.groups)
+            over["mmae"] = len(levelled.judged)
     return TaskCard(
         task=answers.task,
         protocol=protocol,
@@ -392,49 +396,39 @@ def task_card(
         dropped=len(results.judged) - n,
         groups=0 if groups is None else int(groups.max()) + 1,
         unanswered=int((~arrays.answered).sum()),
-        # Left open and failed both count as wrong; they are told apart because only a failure may be
-        # cured by trying again.
+        # Left open and failed both count as wrong; they are told apart because only a failure may be cured by trying
+        # again.
         failed=int(failed.sum()),
         figures=figures,
         decided=decided,
+        decided_over={name: counted_memes(name, arrays.at(arrays.answered)) for name in decided},
         over=over,
-        baseline={
-            # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an
-            # artefact of the code.
-            name: None if name in BASELINE_FREE else value_of(metric_of(name, labels), always)
-            for name in names
-        },
+        # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an artefact of the code.
+        baseline={name: None if name in BASELINE_FREE else value_of(metric_of(name, labels), always) for name in names},
         baseline_words=words,
         gold=dict(zip(labels, arrays.gold.sum(axis=0).tolist(), strict=True)),
         said=dict(zip(labels, arrays.predicted.sum(axis=0).tolist(), strict=True)),
         confusion=() if multi else tuple(map(tuple, (arrays.gold.astype(np.int64).T @ outcomes).tolist())),
-        by_order=_by_order(judged, arrays, question, names) if question else (),
+        by_order=_by_order(answers, question, names) if question else (),
         **of_verdicts,
     )
 
 
-def _verdict_figures(
-    judged: Sequence[Judged], arrays: TaskArrays, measured: Callable[..., dict[str, Figure | None]]
-) -> dict[str, Any]:
+def _verdict_figures(answers: Answers, measured: Callable[..., dict[str, Figure | None]]) -> dict[str, Any]:
     """Fields of a card that only verdicts have: the precedents' vote, calibration, and mistrials."""
-    gold = arrays.gold[:, HARM.index("harmful")].tolist()
-    pairs = list(zip(gold, judged, strict=True))
-    sound = [(harmful, one) for harmful, one in pairs if not one.prediction.mistrial]
-    apart = {}
-    if sound and len(sound) < len(pairs):
-        apart = measured(verdict_arrays(sound), ("accuracy",), group_numbers_of([one for _, one in sound]))
-    voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
-    votes = harm_arrays([harmful for harmful, _ in voted], [one.prediction.vote_harmful for _, one in voted])
-    vote_of = group_numbers_of([one for _, one in voted])
-    bins = _calibration([(harmful, score) for harmful, one in pairs if (score := one.prediction.score) is not None])
+    n, sound = len(answers.judged), answers.where(lambda one: not one.prediction.mistrial)
+    apart = measured(sound.arrays, ("accuracy",), sound.groups) if 0 < len(sound.judged) < n else {}
+    voted = answers.where(lambda one: one.prediction.vote_harmful is not None)
+    votes = harm_arrays(voted.arrays.gold[:, 1].tolist(), [one.prediction.vote_harmful for one in voted.judged])
+    bins = _calibration(answers.arrays)
     scored = sum(one.n for one in bins)
     return {
-        "voted": len(voted),
-        "vote": measured(votes, ("accuracy", "macro-f1"), vote_of) if voted else {},
+        "voted": len(voted.judged),
+        "vote": measured(votes, ("accuracy", "macro-f1"), voted.groups) if voted.judged else {},
         "calibration": bins,
         # Weighted by the size of each bin, as ties make bins uneven.
         "ece": sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / scored if bins else None,
-        "mistrials": len(pairs) - len(sound),
+        "mistrials": n - len(sound.judged),
         "sound": apart.get("accuracy"),
     }
 
@@ -452,11 +446,13 @@ def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
             ) from None
 
 
-def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
-    """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
+def metrics_of(question: Question | None, *, scored: bool, votes: bool) -> tuple[str, ...]:
+    """Names of the metrics of verdicts or of a question: the card's, the official one first, then the usual ones.
 
     Raises BadRequest: The card names an unknown metric.
     """
+    if question is None:
+        return (*VERDICTS, *(("auroc", "brier") if scored else ()))
     require_metrics(question.task, question.labels, question.official, *question.metrics)
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
     # The card's own metrics come before the usual ones, since the first is the one that authors rank by.
@@ -477,24 +473,17 @@ def baseline_of(arrays: TaskArrays, *, multi: bool = False) -> tuple[TaskArrays,
     return arrays.replaced(always), f"always {arrays.labels[most]}"
 
 
-def _by_order(
-    judged: Sequence[Judged], arrays: TaskArrays, question: Question, names: Sequence[str]
-) -> tuple[Mapping[str, float | None], ...]:
+def _by_order(answers: Answers, question: Question, names: Sequence[str]) -> tuple[Mapping[str, float | None], ...]:
     """Metrics of the answers to each order of the options; a meme without an answer has none for any order."""
-    turns = len(question.orders)
-    if turns == 1:
-        return ()
-    answers = [one.prediction.said.get(question.task) for one in judged]
-    found = []
-    for turn in range(turns):
-        predicted = label_flags(
-            [a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels
-        )
+    turns, found = len(question.orders), []
+    said = [one.prediction.said.get(question.task) for one in answers.judged]
+    for turn in range(turns if turns > 1 else 0):
+        labels = [one.rotations[turn] if one and turn < len(one.rotations) else () for one in said]
         # Probabilities were averaged over the orders and belong to none of them.
-        in_order = replace(arrays, predicted=predicted, scores=np.full(arrays.scores.shape, np.nan))
-        found.append(
-            {name: value_of(metric_of(name, question.labels), in_order) for name in names if name not in BASELINE_FREE}
-        )
+        unscored = np.full(answers.arrays.scores.shape, np.nan)
+        in_order = replace(answers.arrays, predicted=_flags(labels, question.labels), scores=unscored)
+        figures = {name: metric_of(name, question.labels) for name in names if name not in BASELINE_FREE}
+        found.append({name: value_of(metric, in_order) for name, metric in figures.items()})
     return tuple(found)
 
 
@@ -504,16 +493,14 @@ def known_figure(figure: Figure | None) -> Figure:
     return figure
 
 
-def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
+def _calibration(arrays: TaskArrays) -> tuple[Bin, ...]:
     """Bins with nearly equal numbers of memes; ties share a bin, so bins can be fewer and uneven.
 
     Equal numbers rather than equal widths (adaptive binning, Nixon et al. 2019), since models' scores cluster at both
     ends, and bins of a handful of memes are too noisy.
     """
-    if not scored:
-        return ()
-    gold = np.array([harmful for harmful, _ in scored], dtype=np.float64)
-    scores = np.array([score for _, score in scored], dtype=np.float64)
+    gold, scores = arrays.gold[:, HARM.index("harmful")], arrays.scores[:, HARM.index("harmful")]
+    gold, scores = gold[there := ~np.isnan(scores)], scores[there]
     # A meme's bin follows from its mid-rank, which equal scores share.
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     middle = (counts.cumsum() - counts / 2)[place]
@@ -528,16 +515,3 @@ def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
         )
         for here in (number == which for which in np.unique(number))
     )
-
-
-def _level_arrays(judged: Sequence[Judged]) -> tuple[list[Judged], TaskArrays] | None:
-    """Memes whose level of harm is known and was predicted, with both as arrays; None if there are none."""
-    levelled = [one for one in judged if one.meme.level is not None and one.prediction.level is not None]
-    if not levelled:
-        return None
-    gold, predicted = (
-        np.array(levels)[:, None] == np.arange(len(Level))
-        for levels in zip(*((one.meme.level, one.prediction.level) for one in levelled), strict=True)
-    )
-    scores, answered = np.full(gold.shape, np.nan), np.ones(len(levelled), dtype=np.bool_)
-    return levelled, TaskArrays(tuple(level.name for level in Level), gold, predicted, answered, scores=scores)

@@ -9,7 +9,7 @@ from eval.arena.board_sections import board_lead, board_sections, board_title
 from eval.arena.leaderboard import Leaderboard
 from eval.probe.report import ProbeReport
 from eval.reports import sections, tasks
-from eval.reports.details import details_sections
+from eval.reports.details import details_sections, faults_sections
 
 
 class Opened:
@@ -54,7 +54,7 @@ def luminance(colour):
 
 def as_terminal(report: tasks.Report) -> str:
     """A report on runs in a terminal."""
-    return sections.as_text(tasks.lead_of(report), [*tasks.sections_of(report), *tasks.faults_sections(report)])
+    return sections.as_text(tasks.lead_of(report), [*tasks.sections_of(report), *faults_sections(report)])
 
 
 def as_markdown(report: tasks.Report) -> str:

@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from court.errors import BadRequest
 from eval.datasets.items import Level, Protocol
-from eval.reports.tasks import noise_in_words
+from eval.reports.tasks import gather, noise_in_words, sections_of
 from eval.scores.measure import measure
 from eval.scores.metrics import KINDS, harm_arrays, harm_values, task_card
 from tests.support.judged import F, H, N, U, results
@@ -229,6 +229,13 @@ def test_decided_auroc_ignores_scores_of_undecided_memes():
     assert [ours.figures[name].value for name in ("auroc", "auroc-strict")] == [0.5, 0.5]
     assert ours.decided["auroc"].value == 1.0
     assert plain([True, False], [U, N], score=[0.9, 0.1]).decided["auroc"] is None
+
+
+def test_decided_figures_say_over_how_many_of_the_decided_memes_they_are():
+    ours = results([True, True, False, False], [H, H, N, U], score=[0.9, None, 0.1, 0.2])
+    assert task_card(ours, Protocol.PLAIN).decided_over == {"accuracy": 3, "macro-f1": 3, "auroc": 2}
+    rows = {row[0]: row[1] for row in sections_of(gather([ours], resamples=50))[1].rows}
+    assert rows["AUROC, decided"].endswith("] of 2") and rows["accuracy, decided"].endswith("]")
 
 
 # --- Calibration -----------------------------------------------------------------------------------
