@@ -31,13 +31,13 @@ from inspect_ai.scorer import Score
 from court.errors import BadRequest
 from court.events import AnyEvent, ModelCall, QuestionRuled, TrialFailed, TrialOpened, VerdictGiven
 from court.record import TrialRecord
-from eval.datasets.items import Outcome
+from eval.datasets.items import Outcome, Protocol
 from eval.runs.results import Judged, Results
-from eval.scores.metrics import TaskCard, task_card
+from eval.scores.measure import right_answers
+from eval.scores.metrics import answers_of, task_card
 from eval.solvers.question import Question, gold_of
 from serving.docket.ports import TrialReader
 
-_SCORER = "memecourt"
 _SPOKEN = ("description", "question", "answer", "summary")
 """Fields of events with a model's words; in a verdict they are its rationale."""
 
@@ -64,17 +64,24 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         raise BadRequest(f"Inspect's viewer opens files named .eval or .json, not {target.name}.")
     if await asyncio.to_thread(target.exists):
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
-    # Memes that a protocol drops have no score under it.
-    protocols = () if manifest.question else results.protocols
-    gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
-    samples = []
-    for one in results.judged:
-        record = await trials.record(one.prediction.trial) if one.prediction.trial else None
-        if manifest.question is not None:
-            samples.append(_sample(one, record, *_answer(one, manifest.question)))
-        else:
-            of_meme = {str(p): harmful for p in protocols if (harmful := gold[p].get(one.meme.id)) is not None}
-            samples.append(_sample(one, record, *_verdict(one, record, of_meme)))
+    # Harm is a task, once for each protocol. A meme without a gold label, or that the protocol drops, has no score.
+    tasks: Sequence[Protocol | None] = [None] if manifest.question else results.scorable
+    right: dict[str, dict[str, bool]] = {one.meme.id: {} for one in results.judged}
+    for protocol in tasks:
+        answers = answers_of(results, protocol)
+        for one, fine in zip(answers.judged, right_answers(answers.arrays).tolist(), strict=True):
+            right[one.meme.id][str(protocol or answers.task)] = fine
+    samples = [
+        _sample(
+            one,
+            await trials.record(one.prediction.trial) if one.prediction.trial else None,
+            manifest.question,
+            right[one.meme.id],
+        )
+        for one in results.judged
+    ]
+    # An unfinished run has no strict figures, as in the report.
+    cards = [task_card(results, protocol) for protocol in tasks if results.finished]
     log = EvalLog(
         status="success" if manifest.finished else "cancelled",
         eval=EvalSpec(
@@ -99,8 +106,23 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         results=EvalResults(
             total_samples=len(samples),
             completed_samples=sum(sample.error is None for sample in samples),
-            # An unfinished run has no strict figures, as in the report.
-            scores=_scores_of(results) if results.finished else [],
+            scores=[
+                EvalScore(
+                    name=str(card.protocol or card.task),
+                    scorer="memecourt",
+                    scored_samples=card.n,
+                    metrics={
+                        name: EvalMetric(
+                            name=name,
+                            value=found.value,
+                            metadata={"low": found.low, "high": found.high, "memes": memes},
+                        )
+                        for name, memes in card.over.items()
+                        if (found := card.figures[name]) is not None
+                    },
+                )
+                for card in cards
+            ],
         ),
         stats=EvalStats(
             started_at=_time(manifest.created),
@@ -113,82 +135,47 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     return len(samples)
 
 
-def _scores_of(results: Results) -> list[EvalScore]:
-    if results.question:
-        return [_score_of(task_card(results))]
-    return [_score_of(task_card(results, protocol)) for protocol in results.scorable]
-
-
-def _score_of(card: TaskCard) -> EvalScore:
-    metrics = {
-        name: EvalMetric(name=name, value=one.value, metadata={"low": one.low, "high": one.high, "memes": memes})
-        for name, memes in card.over.items()
-        if (one := card.figures[name]) is not None
-    }
-    return EvalScore(name=str(card.protocol or card.task), scorer=_SCORER, scored_samples=card.n, metrics=metrics)
-
-
-_Parts = tuple[str | list[str], str, dict[str, Score], dict[str, Any]]
-"""Target of a sample, the output, scores, and metadata."""
-
-
 def _sample(
-    one: Judged,
-    record: TrialRecord | None,
-    target: str | list[str],
-    output: str,
-    scores: dict[str, Score],
-    about: dict[str, Any],
+    one: Judged, record: TrialRecord | None, question: Question | None, right: Mapping[str, bool]
 ) -> EvalSample:
-    prediction = one.prediction
+    """A meme with its prediction and the course of its trial.
+
+    Args:
+        right: True where the prediction is right, by protocol or, of a run that asked a question, by task.
+    """
+    meme, prediction = one.meme, one.prediction
+    target: str | list[str]
+    if question is None:
+        target, said = "HARMFUL" if meme.harmful else "NOT_HARMFUL", str(prediction.outcome)
+        words = explained = (record.verdict.rationale if record and record.verdict else "") or prediction.reason
+        about: dict[str, Any] = {"source_label": meme.source_label, "targets": list(meme.targets)}
+    else:
+        target, answer = list(question.in_order(gold_of(meme, question.task) or ())), prediction.said.get(question.task)
+        said, explained = "no answer" if answer is None else ", ".join(answer.labels), prediction.reason
+        words, about = explained if answer is None else said, {"gold": dict(meme.tasks)}
+    course: dict[str, Any] = {}
+    if record is not None:
+        course = {
+            "events": list(_transcript(record)),
+            "model_usage": _summed({call.model: _usage([call])} for call, _, _ in record.calls),
+            "started_at": _time(record.opened.at),
+            "completed_at": _time(record.events[-1].at),
+            "total_time": record.seconds,
+        }
     failed = prediction.outcome is Outcome.FAILED
     return EvalSample(
-        id=one.meme.id,
+        id=meme.id,
         epoch=1,
-        input=one.meme.text,
+        input=meme.text,
         target=target,
-        output=ModelOutput.from_content("memecourt", output),
-        scores=scores,
+        output=ModelOutput.from_content("memecourt", words),
+        scores={
+            name: Score(value="C" if fine else "I", answer=said, explanation=explained) for name, fine in right.items()
+        },
         metadata={**about, "prediction": prediction.model_dump(mode="json")},
-        **_course(record),
         error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
+        **course,
     )
-
-
-def _verdict(one: Judged, record: TrialRecord | None, gold: Mapping[str, bool]) -> _Parts:
-    """Parts of a sample of a verdict, which is scored under each protocol."""
-    meme, outcome = one.meme, one.prediction.outcome
-    words = (record.verdict.rationale if record and record.verdict else "") or one.prediction.reason
-    scores = {
-        protocol: Score(value="C" if outcome.harmful is harmful else "I", answer=str(outcome), explanation=words)
-        for protocol, harmful in gold.items()
-    }
-    about = {"source_label": meme.source_label, "targets": list(meme.targets)}
-    return "HARMFUL" if meme.harmful else "NOT_HARMFUL", words, scores, about
-
-
-def _course(record: TrialRecord | None) -> dict[str, Any]:
-    """Fields of a sample that describe its trial; empty without a record."""
-    if record is None:
-        return {}
-    return {
-        "events": list(_transcript(record)),
-        "model_usage": _usage_of(record),
-        "started_at": _time(record.opened.at),
-        "completed_at": _time(record.events[-1].at),
-        "total_time": record.seconds,
-    }
-
-
-def _answer(one: Judged, question: Question) -> _Parts:
-    """Parts of a sample of a run that asked a question: target and answer are labels."""
-    reason = one.prediction.reason
-    gold, answer = gold_of(one.meme, question.task), one.prediction.said.get(question.task)
-    words = "no answer" if answer is None else ", ".join(answer.labels)
-    right = answer is not None and gold == frozenset(answer.labels)
-    scores = {question.task: Score(value="C" if right else "I", answer=words, explanation=reason)}
-    target = list(question.in_order(gold or frozenset()))
-    return target, reason if answer is None else words, scores, {"gold": dict(one.meme.tasks)}
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:
@@ -210,7 +197,7 @@ def _event(event: AnyEvent, at: dict[str, Any], calls: Sequence[ModelCall]) -> E
     if isinstance(event, VerdictGiven):
         verdict = event.verdict
         explained = Score(value=str(verdict.label), answer=str(verdict.label), explanation=verdict.rationale)
-        return ScoreEvent(score=explained, scorer="judge", metadata={**body, "call": _call(event.call)}, **at)
+        return ScoreEvent(score=explained, scorer="judge", metadata={**body, "call": _plain(event.call)}, **at)
     if isinstance(event, TrialFailed):
         error = EvalError(message=f"{event.step}: {event.message}", traceback="", traceback_ansi="")
         return ErrorEvent(error=error, metadata=body, **at)
@@ -234,12 +221,12 @@ def _event(event: AnyEvent, at: dict[str, Any], calls: Sequence[ModelCall]) -> E
         output=output,
         working_time=output.time,
         # A document may take several calls.
-        metadata={**body, "call": _call(call), **({"calls": [*map(_call, calls)]} if len(calls) > 1 else {})},
+        metadata={**body, "call": _plain(call), **({"calls": [*map(_plain, calls)]} if len(calls) > 1 else {})},
         **at,
     )
 
 
-def _call(call: ModelCall | None) -> dict[str, Any] | None:
+def _plain(call: ModelCall | None) -> dict[str, Any] | None:
     return None if call is None else call.model_dump(mode="json")
 
 
@@ -251,10 +238,6 @@ def _usage(calls: Sequence[ModelCall]) -> ModelUsage:
         total_tokens=into + out,
         input_tokens_cache_read=sum(call.tokens_cached for call in calls),
     )
-
-
-def _usage_of(record: TrialRecord) -> dict[str, ModelUsage]:
-    return _summed({call.model: _usage([call])} for call, _, _ in record.calls)
 
 
 def _summed(usages: Any) -> dict[str, ModelUsage]:
