@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from court.audition import INPUTS, evidence_of
 from court.errors import BadRequest
 from court.precedents import RiskCurve
+from eval.scores.measure import Bools, Floats, Ints
 from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, risk_curve
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 FEWEST = 200
 """Labelled memes that have to be tried; all but a tenth of these trials have to give all evidence."""
@@ -69,20 +66,6 @@ class Weighing:
     """Mean log-likelihood, cross-validated."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    x: Floats
-    """Log-odds of the inputs, shape (memes, inputs), and in the last column the failed checks against the label."""
-    y: Bools
-    names: tuple[str, ...]
-
-    def at(self, rows: NDArray[np.generic]) -> _Data:
-        return _Data(self.x[rows], self.y[rows], self.names)
-
-    def of(self, names: Sequence[str]) -> _Data:
-        return _Data(self.x[:, [self.names.index(name) for name in names]], self.y, tuple(names))
-
-
 def require_enough(harmful: Sequence[bool], fewest: int | None = None) -> None:
     """Raises BadRequest if there are too few memes to calibrate by, or too few of a label.
 
@@ -125,24 +108,25 @@ def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = N
             f"Of {len(evidence)} trials {len(used)} ended in a label with all evidence; a calibration takes {least}.",
             reason="TOO_FEW_LABELLED",
         )
-    x = [[evidence_of(getattr(each, name)) for name in inputs] for each in used]
+    log_odds_of = [[evidence_of(getattr(each, name)) for name in inputs] for each in used]
     # Against whichever label was given: a failed check speaks for neither.
     against = [-each.failed if each.ruled else each.failed for each in used]
-    data = _Data(np.column_stack([np.array(x), against]).astype(float), _gold(used), (*inputs, CHECKS))
-    folds = _folds(data.y, seed)
+    # Log-odds of the inputs, shape (memes, inputs), and in the last column the failed checks against the label.
+    x = np.column_stack([np.array(log_odds_of), against]).astype(float)
+    y = np.array([each.harmful for each in used], dtype=np.bool_)
+    folds = _folds(y, seed)
     # Chosen anew without each fold: a choice that has seen a meme looks better on it than it is.
     log_odds, evident = np.zeros(len(used)), np.zeros(len(used))
     for fold in range(_FOLDS):
         out = folds == fold
-        chosen, beta = _chosen(data.at(~out), seed)
-        shown = data.at(out).of(chosen)
-        log_odds[out] = beta[0] + shown.x @ beta[1:]
-        evident[out] = beta[0] + shown.x @ np.where([name == CHECKS for name in chosen], 0.0, beta[1:])
+        columns, beta = _chosen(x[~out], y[~out], seed)
+        log_odds[out] = beta[0] + x[out][:, columns] @ beta[1:]
+        evident[out] = beta[0] + x[out][:, columns] @ np.where(columns == len(inputs), 0.0, beta[1:])
     said_harmful = np.array([bool(each.ruled) for each in used])
     # As a court decides: failed checks keep from an acquittal, and never from a block.
     risk = _sigmoid(np.where(said_harmful, -evident, log_odds))
-    chosen, beta = _chosen(data, seed)
-    weights = dict(zip(chosen, beta[1:].tolist(), strict=True))
+    columns, beta = _chosen(x, y, seed)
+    weights = dict(zip(((*inputs, CHECKS)[column] for column in columns), beta[1:].tolist(), strict=True))
     doubt = weights.pop(CHECKS, 0.0)
     return Weighing(
         memes=tuple(each.meme for each in used),
@@ -150,16 +134,12 @@ def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = N
         weights=weights,
         doubt=doubt,
         probabilities=_sigmoid(evident),
-        risk=risk_curve(risk, said_harmful != data.y),
-        likelihood=-float(_losses(log_odds, data.y).mean()),
+        risk=risk_curve(risk, said_harmful != y),
+        likelihood=-float(_losses(log_odds, y).mean()),
     )
 
 
-def _gold(used: Sequence[Evidence]) -> Bools:
-    return np.array([each.harmful for each in used], dtype=np.bool_)
-
-
-def _folds(y: Bools, seed: int) -> NDArray[np.int64]:
+def _folds(y: Bools, seed: int) -> Ints:
     """Draws the fold of each meme; folds have the same share of harm."""
     rng, folds = np.random.default_rng(seed), np.zeros(len(y), dtype=np.int64)
     for label in (True, False):
@@ -168,40 +148,41 @@ def _folds(y: Bools, seed: int) -> NDArray[np.int64]:
     return folds
 
 
-def _chosen(data: _Data, seed: int) -> tuple[tuple[str, ...], Floats]:
-    """Drops inputs, the least useful first, that improve the likelihood by no more than chance; returns the fit."""
+def _chosen(x: Floats, y: Bools, seed: int) -> tuple[Ints, Floats]:
+    """Drops columns, the least useful first, that improve the likelihood by no more than chance; returns the fit."""
     # A column that never varies can't be told from the intercept.
-    names = tuple(name for name in data.names if data.of([name]).x.std() > 1e-9)
-    losses = _validated_losses(data.of(names), seed)
-    while names:
-        without = {name: tuple(other for other in names if other != name) for name in names}
-        each = {name: _validated_losses(data.of(rest), seed) for name, rest in without.items()}
-        least = min(names, key=lambda name: float(each[name].mean()))
+    columns = np.flatnonzero(x.std(axis=0) > 1e-9)
+    losses = _validated_losses(x, y, columns, seed)
+    while len(columns):
+        without = [np.delete(columns, place) for place in range(len(columns))]
+        each = [_validated_losses(x, y, rest, seed) for rest in without]
+        least = int(np.argmin([rest.mean() for rest in each]))
         gain = each[least] - losses
         if gain.mean() > _BY_CHANCE * gain.std() / np.sqrt(len(gain)):
             break
-        names, losses = without[least], each[least]
-    beta = _fit(data.of(names))
+        columns, losses = without[least], each[least]
+    beta = _fit(x, y, columns)
     # A weight that is held at 0 is none.
-    positive = [place for place, value in enumerate(beta[1:]) if value > 1e-9]
-    return tuple(names[place] for place in positive), beta[[0, *(place + 1 for place in positive)]]
+    positive = beta[1:] > 1e-9
+    return columns[positive], beta[np.r_[True, positive]]
 
 
-def _validated_losses(data: _Data, seed: int) -> Floats:
-    folds, losses = _folds(data.y, seed), np.zeros(len(data.y))
+def _validated_losses(x: Floats, y: Bools, columns: Ints, seed: int) -> Floats:
+    folds, losses = _folds(y, seed), np.zeros(len(y))
     for fold in range(_FOLDS):
         out = folds == fold
-        beta = _fit(data.at(~out))
-        losses[out] = _losses(beta[0] + data.x[out] @ beta[1:], data.y[out])
+        beta = _fit(x[~out], y[~out], columns)
+        losses[out] = _losses(beta[0] + x[out][:, columns] @ beta[1:], y[out])
     return losses
 
 
-def _fit(data: _Data) -> Floats:
-    """Intercept and coefficients, none of them negative, by penalised likelihood."""
-    scale = np.where((sd := data.x.std(axis=0)) > 1e-9, sd, 1.0)
+def _fit(x: Floats, y: Bools, columns: Ints) -> Floats:
+    """Intercept and coefficients of some columns, none of them negative, by penalised likelihood."""
+    z, checks = x[:, columns], columns == x.shape[1] - 1
+    scale = np.where((sd := z.std(axis=0)) > 1e-9, sd, 1.0)
     # Failed checks are not centred: none is no evidence.
-    centre = np.where([name == CHECKS for name in data.names], 0.0, data.x.mean(axis=0))
-    z, sign = (data.x - centre) / scale, np.where(data.y, 1.0, -1.0)
+    centre = np.where(checks, 0.0, z.mean(axis=0))
+    z, sign = (z - centre) / scale, np.where(y, 1.0, -1.0)
 
     def loss(beta: Floats) -> tuple[float, Floats]:
         margin = sign * (beta[0] + z @ beta[1:])
