@@ -34,20 +34,20 @@ def stability(study: Path) -> Shown:
     """
     base, arms = _arms(study, lambda run: run.name in UNCHANGING or run.name.startswith("policy-"))
     found = measured(base, arms)
+    flips, worst, right, always = map(figure, found.shares.values())
     lead = [
-        f"{found.n:,} memes, {len(arms)} alterations. Flips of a meme, on average: {figure(found.of_memes)}.",
-        f"Memes that at least one alteration flips: {figure(found.worst)}.",
-        f"Accuracy {figure(found.right)}; with every alteration as well, the worst of {len(arms) + 1}: "
-        f"{figure(found.right_always)}.",
+        f"{found.n:,} memes, {len(arms)} alterations. Flips of a meme, on average: {flips}.",
+        f"Memes that at least one alteration flips: {worst}.",
+        f"Accuracy {right}; with every alteration as well, the worst of {len(arms) + 1}: {always}.",
     ]
     parts = {"alteration": found.arms, **found.depends}
-    flips = ("verdicts", "flipped", "silent in one")
+    heads = ("verdicts", "flipped", "silent in one")
     moved = [each for each in found.memes if each.share and each.share.value]
     sections = [
-        *(_section(f"Flips by {name}", (name, *flips), rates) for name, rates in parts.items()),
+        *(_section(f"Flips by {name}", (name, *heads), rates) for name, rates in parts.items()),
         _section("Wrong labels", ("memes", "with a label", "wrong"), found.wrong),
-        _section("Memes that flip most", ("meme", *flips, "risk"), moved[:_MOST]),
-        _section("All memes", ("meme", *flips, "risk"), found.memes, detail=True),
+        _section("Memes that flip most", ("meme", *heads, "risk"), moved[:_MOST]),
+        _section("All memes", ("meme", *heads, "risk"), found.memes, detail=True),
     ]
     return Shown(title="Stability", lead=lead, sections=sections, figures=asdict(found))
 

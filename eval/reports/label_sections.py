@@ -38,11 +38,8 @@ def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Ma
         )
     ]
     if first.sets:
-        heads = ("system", "sets", "whole sets right", "told by the picture", "told by the words")
-        sets = [
-            (name, f"{scores.sets:,}", figure(scores.sets_passed), figure(scores.by_picture), figure(scores.by_text))
-            for name, (_, scores) in zip(names, rows, strict=True)
-        ]
+        heads = ("system", "sets", *first.contrast)
+        sets = [(name, f"{one.sets:,}", *map(figure, one.contrast.values())) for name, one in rows]
         sections.append(
             Section(
                 key="contrast",

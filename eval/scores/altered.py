@@ -14,6 +14,7 @@ from eval.runs.controls import names, swapped_groups
 from eval.runs.results import Judged, Results
 from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
 from eval.scores.measure import Figure, holm, mcnemar, wilson
+from eval.scores.metrics import known_figure
 
 _PARTS = ("lowest third", "middle third", "highest third")
 Labels = tuple[bool | None, bool | None]
@@ -47,70 +48,70 @@ class FlipRate:
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Stability of the verdicts of a run under alterations that should not change them.
-
-    Attributes:
-        of_memes: Mean share of alterations that flip a meme, by bootstrap over memes.
-        worst: Share of memes that at least one alteration flips.
-        right: Accuracy of the run on memes with a label; ``right_always`` with every alteration as well.
-        wrong: Shares of wrong labels of memes that no alteration flips, and of those that one flips.
-        depends: Flip rates by parts of the memes, by the name of what they are divided by.
-        memes: Every meme, those that flip most first.
-    """
+    """Stability of the verdicts of a run under alterations that should not change them."""
 
     n: int
-    of_memes: Figure | None
-    worst: Figure | None
-    right: Figure | None
-    right_always: Figure | None
-    wrong: tuple[FlipRate, ...]
+    shares: Mapping[str, Figure | None]
+    """Mean share of alterations that flip a meme (``of_memes``, by bootstrap over memes), share of memes that at least
+    one flips (``worst``), accuracy on memes with a label (``right``), and the same with every alteration as well
+    (``right_always``)."""
     arms: tuple[FlipRate, ...]
     depends: Mapping[str, tuple[FlipRate, ...]]
+    """Flip rates by parts of the memes, by the name of what they are divided by."""
+    wrong: tuple[FlipRate, ...]
+    """Shares of wrong labels of memes that no alteration flips, and of those that one flips."""
     memes: tuple[FlipRate, ...]
+    """Every meme, those that flip most first."""
 
 
 def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMPLES_OF_MEANS) -> Stability:
     """Measures how many verdicts of a run alterations flip. Raises BadRequest if the runs are of other memes."""
     known = _by_meme(base, arms)
-    by_arm = {arm.name: {one.meme.id: (label(known[one.meme.id]), label(one)) for one in arm.judged} for arm in arms}
+    by_arm = {arm.name: {one.meme.id: (_label(known[one.meme.id]), _label(one)) for one in arm.judged} for arm in arms}
     tried = (FlipRate.of(meme, [arm[meme] for arm in by_arm.values()], _risk(one)) for meme, one in known.items())
     memes = {each.name: each for each in tried if each.n}
-    flipped = {name: each.share is not None and each.share.value > 0 for name, each in memes.items()}
+    shares = {meme: each.share.value for meme, each in memes.items() if each.share}
     gold = {meme: known[meme].meme.harmful for meme in memes}
-    right = {meme: label(known[meme]) is harmful for meme, harmful in gold.items() if harmful is not None}
+    right = {meme: _label(known[meme]) is harmful for meme, harmful in gold.items() if harmful is not None}
     # Right by luck does not count: right under every alteration that was tried.
-    always = [fine and not flipped[meme] for meme, fine in right.items()]
-    wrong = {
-        name: [not fine for meme, fine in right.items() if flipped[meme] is moved]
+    always = [fine and not shares[meme] for meme, fine in right.items()]
+    wrong = [
+        (name, [not fine for meme, fine in right.items() if (shares[meme] > 0) is moved])
         for name, moved in (("that nothing flips", False), ("that something flips", True))
-    }
+    ]
 
     def mean(some: Iterable[str]) -> Figure | None:
-        return share_of([(each, share.value) for each in some if (share := memes[each].share)], resamples)
+        return share_of([(meme, shares[meme]) for meme in some], resamples)
 
     return Stability(
         n=len(memes),
-        of_memes=mean(memes),
-        worst=wilson(sum(flipped.values()), len(flipped)),
-        right=wilson(sum(right.values()), len(right)),
-        right_always=wilson(sum(always), len(always)),
-        wrong=tuple(FlipRate(name, len(each), wilson(sum(each), len(each))) for name, each in wrong.items()),
+        shares={
+            "of_memes": mean(memes),
+            "worst": _share([share > 0 for share in shares.values()]),
+            "right": _share(right.values()),
+            "right_always": _share(always),
+        },
         arms=tuple(FlipRate.of(name, pairs.values()) for name, pairs in by_arm.items()),
         depends={
             name: tuple(FlipRate(part, sum(memes[each].n for each in some), mean(some)) for part, some in parts.items())
             for name, parts in _divided([known[meme] for meme in memes])
         },
-        memes=tuple(sorted(memes.values(), key=lambda it: -it.share.value if it.share else 0)),
+        wrong=tuple(FlipRate(name, len(each), _share(each)) for name, each in wrong),
+        memes=tuple(sorted(memes.values(), key=lambda each: -shares[each.name])),
     )
+
+
+def _share(outcomes: Collection[bool]) -> Figure | None:
+    return wilson(sum(outcomes), len(outcomes))
 
 
 def _risk(one: Judged) -> float:
     """Returns the probability of the other label by the score; 0 without a label or a score."""
-    found, score = label(one), one.prediction.score
+    found, score = _label(one), one.prediction.score
     return 0.0 if found is None or score is None else 1 - score if found else score
 
 
-def label(one: Judged) -> bool | None:
+def _label(one: Judged) -> bool | None:
     """The predicted class; None if there is none."""
     return one.prediction.outcome.harmful
 
@@ -143,16 +144,14 @@ def _thirds(values: Sequence[tuple[float, str]]) -> Mapping[str, Sequence[str]]:
 class GroupGap:
     """Difference between the verdicts on the same memes about one group and about another.
 
-    Attributes:
-        labels: Share found harmful about ``one`` less that about ``other``; ``scores`` likewise for the harm score.
-        p_labels: P-value of the exact McNemar test, by Holm's procedure over all; ``p_scores`` is that of Wilcoxon's
-            signed-rank test.
+    P-values are of the exact McNemar test and of Wilcoxon's signed-rank test, by Holm's procedure over all.
     """
 
     one: str
     other: str
     n: int
     labels: Figure
+    """Share found harmful about ``one`` less that about ``other``; ``scores`` likewise for the harm score."""
     p_labels: float
     scores: Figure | None
     p_scores: float | None
@@ -174,7 +173,7 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
         sign = 1 if old < new else -1
         for swapped in arm.judged:
             before = known[swapped.meme.id]
-            first, second = label(before), label(swapped)
+            first, second = _label(before), _label(swapped)
             # Memes that name both are about neither alone.
             named = names(swapped.meme.text, old) and not names(swapped.meme.text, new)
             if named and first is not None and second is not None:
@@ -184,25 +183,23 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
     if not moved:
         raise BadRequest("No meme names one of the groups alone.", reason="GROUPS_MISSING")
     pairs = sorted(moved)
-    by_label = {pair: [(meme, gap) for meme, gap, _ in moved[pair]] for pair in pairs}
-    by_score = {pair: [(meme, gap) for meme, _, gap in moved[pair] if gap is not None] for pair in pairs}
-    p_labels = [mcnemar(sum(d > 0 for _, d in each), sum(d < 0 for _, d in each)) for each in by_label.values()]
-    # Labels and scores of all pairs are one family of tests. Where nothing differs, there is nothing to test.
-    p_scores = [
-        float(wilcoxon(gaps).pvalue) if np.any(gaps := [gap for _, gap in each]) else 1.0 for each in by_score.values()
-    ]
+    by_label = [[(meme, gap) for meme, gap, _ in moved[pair]] for pair in pairs]
+    by_score = [[(meme, gap) for meme, _, gap in moved[pair] if gap is not None] for pair in pairs]
+    p_labels = [mcnemar(sum(gap > 0 for _, gap in each), sum(gap < 0 for _, gap in each)) for each in by_label]
+    # Where nothing differs, there is nothing to test.
+    p_scores = [float(wilcoxon(d).pvalue) if np.any(d := [gap for _, gap in each]) else 1.0 for each in by_score]
+    # Labels and scores of all pairs are one family of tests.
     corrected = holm([*p_labels, *p_scores])
-    halves = corrected[: len(pairs)], corrected[len(pairs) :]
-    of_labels, of_scores = (dict(zip(pairs, each, strict=True)) for each in halves)
     return tuple(
         GroupGap(
             *pair,
-            len(by_label[pair]),
-            labels=gap,
-            p_labels=of_labels[pair],
-            scores=mean_of(by_score[pair], resamples),
-            p_scores=of_scores[pair] if by_score[pair] else None,
+            len(labels),
+            labels=known_figure(mean_of(labels, resamples)),
+            p_labels=p_label,
+            scores=mean_of(scores, resamples),
+            p_scores=p_score if scores else None,
         )
-        for pair in pairs
-        if (gap := mean_of(by_label[pair], resamples)) is not None
+        for pair, labels, scores, p_label, p_score in zip(
+            pairs, by_label, by_score, corrected[: len(pairs)], corrected[len(pairs) :], strict=True
+        )
     )

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from court.errors import BadRequest
-from eval.datasets.items import Outcome
 from eval.runs.results import Results
 from eval.scores.measure import Figure, wilson
+from eval.scores.metrics import known_figure
 from eval.synthetic.functional import FunctionalCase
 
 
@@ -34,13 +35,11 @@ class FunctionalScores:
     always_harmful: float
     functionalities: tuple[FunctionalityScore, ...]
     sets: int
-    sets_passed: Figure | None
-    """Share of contrast sets of which all four memes passed; None if there are none."""
-    by_picture: Figure | None
-    """Share of pairs with the same text on two pictures and different labels of which both passed: only the picture
-    tells them apart. None if there are none."""
-    by_text: Figure | None
-    """Share of pairs with different texts on the same picture and different labels of which both passed."""
+    """Number of contrast sets."""
+    contrast: Mapping[str, Figure]
+    """Shares of whole sets, of which all four memes passed, and of pairs in them with different labels of which both
+    passed: with the same text on two pictures, so that only the picture tells them apart, or with different texts on
+    the same picture. Empty without sets."""
 
 
 def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> FunctionalScores:
@@ -74,9 +73,15 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
         by_functionality[case.functionality].append(case)
         if case.contrast is not None:
             sets[case.contrast].append(case)
+    told = {
+        # As a whole: cues of the picture alone or the text alone get part of each set right.
+        "whole sets right": [all(passed[case.id] for case in own) for own in sets.values()],
+        "told by the picture": _pairs(sets.values(), passed, lambda case: case.caption),
+        "told by the words": _pairs(sets.values(), passed, lambda case: case.sign),
+    }
     return FunctionalScores(
         n=len(cases),
-        passed=_rate(passed.values()),
+        passed=_rate(list(passed.values())),
         always_harmful=sum(case.harmful for case in cases) / len(cases),
         functionalities=tuple(
             FunctionalityScore(
@@ -84,36 +89,28 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
                 # All cases of a functionality have the same expected label, so the first one's is used.
                 harmful=own[0].harmful,
                 n=len(own),
-                passed=_rate(passed[case.id] for case in own),
-                silent=sum(outcomes[case.id] in (Outcome.UNDECIDED, Outcome.FAILED) for case in own),
+                passed=_rate([passed[case.id] for case in own]),
+                silent=sum(outcomes[case.id].harmful is None for case in own),
             )
             for id_, own in by_functionality.items()
         ),
         sets=len(sets),
-        # As a whole: cues of the picture alone or the text alone get part of each set right.
-        sets_passed=_rate(all(passed[case.id] for case in own) for own in sets.values()) if sets else None,
-        by_picture=_pairs(sets.values(), passed, lambda case: case.caption),
-        by_text=_pairs(sets.values(), passed, lambda case: case.sign),
+        contrast={name: _rate(found) for name, found in told.items() if found},
     )
 
 
 def _pairs(
     sets: Iterable[Sequence[FunctionalCase]], passed: Mapping[str, bool], same: Callable[[FunctionalCase], str]
-) -> Figure | None:
-    """Share of passed pairs among pairs that agree in ``same`` but have different labels."""
-    found = [
+) -> list[bool]:
+    """True for each passed pair, among pairs that agree in ``same`` but have different labels."""
+    return [
         passed[one.id] and passed[other.id]
         for own in sets
-        for place, one in enumerate(own)
-        for other in own[place + 1 :]
+        for one, other in combinations(own, 2)
         # Same picture or text but opposite labels: a system that ignores what differs gets one of the two wrong.
         if same(one) == same(other) and one.harmful is not other.harmful
     ]
-    return _rate(found) if found else None
 
 
-def _rate(passed: Iterable[bool]) -> Figure:
-    outcomes = list(passed)
-    rate = wilson(sum(outcomes), len(outcomes))
-    assert rate is not None
-    return rate
+def _rate(passed: Sequence[bool]) -> Figure:
+    return known_figure(wilson(sum(passed), len(passed)))

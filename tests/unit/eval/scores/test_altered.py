@@ -47,10 +47,10 @@ def test_known_chances_of_a_flip_are_recovered_within_their_intervals():
         missed += sum(
             not arm.share.low <= p <= arm.share.high for arm, p in zip(found.arms, known.values(), strict=True)
         )
-        assert found.of_memes.low <= 0.14 <= found.of_memes.high + 0.03
+        assert found.shares["of_memes"].low <= 0.14 <= found.shares["of_memes"].high + 0.03
         any_flip = 1 - 0.98 * 0.9 * 0.7
-        assert abs(found.worst.value - any_flip) < 0.1
-        assert found.right_always.value < found.right.value
+        assert abs(found.shares["worst"].value - any_flip) < 0.1
+        assert found.shares["right_always"].value < found.shares["right"].value
     assert missed <= 8
 
 
