@@ -110,12 +110,11 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
     read = answers_to_choose_from(runs)
-    question = question_of(runs[0])
-    official = question.official or metrics_of(question, scored=False, votes=False)[0]
+    official, *_ = metrics_of(question_of(runs[0]), scored=False, votes=False)
     # A way that leaves the harder memes open must not win by its figure over the others.
     name = name_over_all(official, *(one.arrays for one in read))
-    systems, groups = [System(one.run, one.arrays) for one in read], read[0].groups
-    choice = best_first(systems, name, groups, resamples=resamples, seed=seed)
+    systems = [System(one.run, one.arrays) for one in read]
+    choice = best_first(systems, name, read[0].groups, resamples=resamples, seed=seed)
     if choice is None:
         raise BadRequest(
             f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"

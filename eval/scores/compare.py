@@ -123,41 +123,35 @@ def compare(
             "their answers can't be compared.",
             reason="NOTHING_SHARED",
         )
-    both_a, both_b = answers_of(a, protocol), answers_of(b, protocol)
-    of_a, of_b = shared_answers(both_a, both_b)
-    systems, groups, n = (of_a.arrays, of_b.arrays), of_a.groups, len(of_a.judged)
-    if protocol is not None:
-        usual: tuple[str, ...] = ("accuracy", "macro-f1")
-        official = "accuracy"
-    else:
-        question = question_of(a)
+    whole = answers_of(a, protocol), answers_of(b, protocol)
+    of_a, of_b = shared_answers(*whole)
+    systems, groups = (of_a.arrays, of_b.arrays), of_a.groups
+    usual: tuple[str, ...] = ("accuracy", "macro-f1")
+    if protocol is None:
         # Metrics of probabilities only if both have some; the ceiling of agreement is a figure of the annotators.
         scored = all(bool((~np.isnan(of.scores)).any()) for of in systems)
-        usual = metrics_of(question, scored=scored, votes=False)
-        official = question.official or usual[0]
+        usual = metrics_of(question_of(a), scored=scored, votes=False)
     # A system that leaves the harder memes open is better on the others, which is no merit.
     names = tuple(dict.fromkeys(name_over_all(name, *systems) for name in usual))
     values = [{name: value_of(metric_of(name, of.labels), of) for name in names} for of in systems]
-    differences = paired_differences(names, systems, groups, resamples=resamples, seed=seed)
     right_a, right_b = map(right_answers, systems)
     only_a, only_b, _ = odd_memes(*systems)
-    left_out = [
-        tuple(one.meme.id for one in whole.judged if one.meme.id not in {each.meme.id for each in other.judged})
-        for whole, other in ((both_a, both_b), (both_b, both_a))
-    ]
+    shared = {one.meme.id for one in of_a.judged}
+    left_out = [tuple(one.meme.id for one in each.judged if one.meme.id not in shared) for each in whole]
     return Comparison(
-        task=both_a.task,
+        task=of_a.task,
         protocol=protocol,
         name_a=a.name,
         name_b=b.name,
-        n=n,
+        n=len(of_a.judged),
         groups=0 if groups is None else int(groups.max()) + 1,
         left_out_a=left_out[0],
         left_out_b=left_out[1],
-        official=name_over_all(official, *systems),
+        # The first is the one that the data set's authors rank by.
+        official=names[0],
         a=values[0],
         b=values[1],
-        differences=differences,
+        differences=paired_differences(names, systems, groups, resamples=resamples, seed=seed),
         both_right=int((right_a & right_b).sum()),
         only_a_right=only_a,
         only_b_right=only_b,
@@ -176,10 +170,10 @@ def in_words(comparison: Comparison) -> list[str]:
     """Describes the comparison and its caveats, in sentences."""
     a, b, official = comparison.name_a, comparison.name_b, comparison.official
     what = f"Protocol {comparison.protocol}" if comparison.protocol else comparison.task
-    figures = (
+    figures = "; ".join(
         f"{name} of {a} {figure(value)}, of {b} {figure(comparison.b[name])}" for name, value in comparison.a.items()
     )
-    sentences = [f"{what}, {_memes(comparison.n)}: {'; '.join(figures)}."]
+    sentences = [f"{what}, {_memes(comparison.n)}: {figures}."]
     for name, left_out in ((a, comparison.left_out_a), (b, comparison.left_out_b)):
         if left_out:
             verb = "is" if len(left_out) == 1 else "are"
@@ -202,10 +196,9 @@ def in_words(comparison: Comparison) -> list[str]:
             f"{comparison.better} is better in {official} by more than chance would often make of two systems that are "
             "as good.",
         ]
-    noise = f"In {official} this is within noise: this test set can't tell them apart."
-    if official == "accuracy" and comparison.only_a_right == comparison.only_b_right == 0:
-        noise = "They are right on the same memes: this test set can't tell them apart."
-    sentences.append(noise)
+    same = official == "accuracy" and comparison.only_a_right == comparison.only_b_right == 0
+    what = "They are right on the same memes" if same else f"In {official} this is within noise"
+    sentences.append(f"{what}: this test set can't tell them apart.")
     if comparison.mcnemar_p < SURE:
         sentences.append("Whole answers differ by more than chance, the official figure does not.")
     return sentences
