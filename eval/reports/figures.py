@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from court.events import Side
 from eval.datasets.items import Prediction
 from eval.reports.svg import TIP, Ink, drawing, themed
@@ -36,17 +38,9 @@ def calibration(bins: Sequence[Bin], name: str) -> str | None:
         axes.plot(scores, shares, color=Ink.DEFENDER, linewidth=1.6)
         for one in bins:
             tip = f"{one.n:,} memes, scores {one.low:.2f} to {one.high:.2f}: {one.share_harmful:.0%} harmful"
-            axes.plot(
-                one.mean_score, one.share_harmful, color=Ink.DEFENDER, marker="o", markersize=5, gid=f"{TIP}{tip}"
-            )
-            axes.annotate(
-                f"{one.n:,}",
-                (one.mean_score, one.share_harmful),
-                (4, -9),
-                textcoords="offset points",
-                fontsize=7,
-                color=Ink.MUTED,
-            )
+            point = (one.mean_score, one.share_harmful)
+            axes.plot(*point, color=Ink.DEFENDER, marker="o", markersize=5, gid=f"{TIP}{tip}")
+            axes.annotate(f"{one.n:,}", point, (4, -9), textcoords="offset points", fontsize=7, color=Ink.MUTED)
         axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.04), xlabel="harm score", ylabel="share of harmful memes")
         axes.grid(visible=True)
         words = "; ".join(
@@ -91,25 +85,22 @@ def curves(gold: Sequence[bool], predictions: Sequence[Prediction], name: str) -
     """Name and figure of ROC, precision-recall and risk-coverage curve; none without scores of both classes."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    scored = [(harmful, one) for harmful, one in zip(gold, predictions, strict=True) if one.score is not None]
-    labels, scores = [harmful for harmful, _ in scored], [one.score for _, one in scored]
+    scored = [
+        (harmful, one.score, one.outcome.harmful is not harmful)
+        for harmful, one in zip(gold, predictions, strict=True)
+        if one.score is not None
+    ]
+    labels, scores = [harmful for harmful, *_ in scored], [score for _, score, _ in scored]
     if len(set(labels)) < 2:
         return []
     false, true, at = roc_curve(labels, scores, drop_intermediate=True)
     precision, recall, cuts = precision_recall_curve(labels, scores, drop_intermediate=True)
     # The surest first: the risk of deciding only the memes whose score is far from one half.
-    sure = sorted(
-        (
-            (abs(one.score - 0.5), one.outcome.harmful is not harmful)
-            for harmful, one in scored
-            if one.score is not None
-        ),
-        reverse=True,
-    )
-    wrong = [sum(fault for _, fault in sure[:count]) / count for count in range(1, len(sure) + 1)]
-    share = [count / len(gold) for count in range(1, len(sure) + 1)]
+    sure = sorted(((abs(score - 0.5), fault) for _, score, fault in scored), reverse=True)
+    decided = np.arange(1, len(sure) + 1)
+    wrong, share = np.cumsum([fault for _, fault in sure]) / decided, decided / len(gold)
     found, scored_by = "harmful memes found", "from score"
-    of_sure = [one for one, _ in sure]
+    of_sure = [distance for distance, _ in sure]
     drawn = {
         "ROC": (("false alarms", false), (found, true), (scored_by, at)),
         "Precision and recall": ((found, recall[:-1]), ("precision", precision[:-1]), (scored_by, cuts)),
@@ -129,15 +120,15 @@ def _curve(name: str, named: Sequence[tuple[str, Sequence[float]]]) -> str:
             axes.plot(x[index], y[index], color=Ink.DEFENDER, marker="o", markersize=4, gid=f"{TIP}{tip}")
         axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.04), xlabel=across, ylabel=up)
         axes.grid(visible=True)
-        return themed(figure, name, f"{up} by {across}: {', '.join(f'{b:.2f} at {a:.2f}' for a, b in _few(x, y))}.")
-
-
-def _few(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(x, y, strict=True))[:: max(1, len(x) // 5)]
+        few = slice(None, None, max(1, len(x) // 5))
+        values = ", ".join(f"{b:.2f} at {a:.2f}" for a, b in zip(x[few], y[few], strict=True))
+        return themed(figure, name, f"{up} by {across}: {values}.")
 
 
 def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], name: str) -> str | None:
     """Shares as cells of a matrix, the darker the larger; empty where there is none."""
+    from matplotlib.patches import Rectangle
+
     if not rows:
         return None
     with drawing(name):
@@ -146,7 +137,8 @@ def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], n
             for column, share in enumerate(cells):
                 if share is None:
                     continue
-                _cell(axes, row, column=column, ink=Ink.DEFENDER, alpha=0.04 + 0.7 * share)
+                corner, shade = (column - 0.48, row - 0.46), 0.04 + 0.7 * share
+                axes.add_patch(Rectangle(corner, 0.96, 0.92, facecolor=Ink.DEFENDER, alpha=shade, linewidth=0))
                 axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7.5, color=Ink.TEXT)
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axes.set_xticks(range(len(columns)), [_short(label, 12) for label in columns], rotation=30, ha="right")
@@ -169,12 +161,6 @@ def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = Fals
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, columns, sharey=sharey, squeeze=False)
     return figure, tuple(axes.flat)
-
-
-def _cell(axes: Axes, row: int, column: int, ink: str, alpha: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=ink, alpha=alpha, linewidth=0))
 
 
 def _short(label: str, most: int = 28) -> str:

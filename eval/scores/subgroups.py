@@ -157,7 +157,7 @@ def subgroup_tables(
     members = {
         name: np.array([name in names for names in of_meme], dtype=np.bool_) for name in frozenset().union(*of_meme)
     }
-    tables = [_groups(members, arrays.answered, *part) for _, *part in parts]
+    tables = [_groups(members, arrays.answered, gold, predicted, covered) for _, gold, predicted, covered in parts]
     shares = [share for table in tables for group in table for share in group.shares.values()]
     tested = [(share, share.p) for share in shares if share.p is not None]
     for (share, _), corrected in zip(tested, holm([p for _, p in tested]), strict=True):
