@@ -110,7 +110,7 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
     read = answers_to_choose_from(runs)
-    official, *_ = metrics_of(question_of(runs[0]), scored=False, votes=False)
+    official, *_ = metrics_of(question_of(runs[0]), scored=False)
     # A way that leaves the harder memes open must not win by its figure over the others.
     name = name_over_all(official, *(one.arrays for one in read))
     systems = [System(one.run, one.arrays) for one in read]

@@ -128,9 +128,9 @@ def compare(
     systems, groups = (of_a.arrays, of_b.arrays), of_a.groups
     usual: tuple[str, ...] = ("accuracy", "macro-f1")
     if protocol is None:
-        # Metrics of probabilities only if both have some; the ceiling of agreement is a figure of the annotators.
+        # Metrics of probabilities only if both have some.
         scored = all(bool((~np.isnan(of.scores)).any()) for of in systems)
-        usual = metrics_of(question_of(a), scored=scored, votes=False)
+        usual = metrics_of(question_of(a), scored=scored)
     # A system that leaves the harder memes open is better on the others, which is no merit.
     names = tuple(dict.fromkeys(name_over_all(name, *systems) for name in usual))
     values = [{name: value_of(metric_of(name, of.labels), of) for name in names} for of in systems]

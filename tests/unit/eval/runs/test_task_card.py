@@ -1,6 +1,4 @@
-"""Tests of figures of answers: intervals over groups, the annotators' ceiling, comparisons, and the choice among
-many.
-"""
+"""Tests of figures of answers: intervals over groups, comparisons, and the choice among many."""
 
 from dataclasses import replace
 
@@ -101,14 +99,6 @@ def test_drawing_memes_of_a_group_together_widens_the_interval():
     assert card.groups == 5  # a meme without a group is its own group
     grouped = card.figures["accuracy"]
     assert grouped.value == alone.value and grouped.high - grouped.low > 1.3 * (alone.high - alone.low)
-
-
-def test_agreement_ceiling_comes_from_the_annotators_votes():
-    shares = [{"stance": {"for": 2 / 3, "against": 1 / 3}}] * 22
-    card = task_card(results(PAIRS, shares=shares, annotators=[{"stance": 3}] * 22), resamples=200)
-    # A "for" of two to one meets one for and one against: half right; the "against" meets two fors.
-    assert card.figures["agreement-ceiling"].value == pytest.approx(2 / 3 / 2)
-    assert "agreement-ceiling" not in task_card(results(PAIRS), resamples=200).figures
 
 
 def test_metric_misspelled_in_a_card_is_an_error():
