@@ -146,13 +146,13 @@ def _sample(
     meme, prediction = one.meme, one.prediction
     target: str | list[str]
     if question is None:
-        target, said = "HARMFUL" if meme.harmful else "NOT_HARMFUL", str(prediction.outcome)
+        target, answered = "HARMFUL" if meme.harmful else "NOT_HARMFUL", str(prediction.outcome)
         words = explained = (record.verdict.rationale if record and record.verdict else "") or prediction.reason
         about: dict[str, Any] = {"source_label": meme.source_label, "targets": list(meme.targets)}
     else:
         target, answer = list(question.in_order(gold_of(meme, question.task) or ())), prediction.said.get(question.task)
-        said, explained = "no answer" if answer is None else ", ".join(answer.labels), prediction.reason
-        words, about = explained if answer is None else said, {"gold": dict(meme.tasks)}
+        answered, explained = "no answer" if answer is None else ", ".join(answer.labels), prediction.reason
+        words, about = explained if answer is None else answered, {"gold": dict(meme.tasks)}
     course: dict[str, Any] = {}
     if record is not None:
         course = {
@@ -170,7 +170,8 @@ def _sample(
         target=target,
         output=ModelOutput.from_content("memecourt", words),
         scores={
-            name: Score(value="C" if fine else "I", answer=said, explanation=explained) for name, fine in right.items()
+            name: Score(value="C" if fine else "I", answer=answered, explanation=explained)
+            for name, fine in right.items()
         },
         metadata={**about, "prediction": prediction.model_dump(mode="json")},
         error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,

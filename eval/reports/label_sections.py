@@ -159,8 +159,8 @@ def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Sectio
                 "Holm. * marks what is below 0.05 after that."
             )
             few = ", ".join(group.name for group in found.groups if group.n < _FEW)
-            said = [f"Fewer than {_FEW} memes, of which little can be said: {few}."] if few else []
-            notes = [tests, *notes, *said]
+            caveats = [f"Fewer than {_FEW} memes, of which little can be said: {few}."] if few else []
+            notes = [tests, *notes, *caveats]
         scored = f"label {found.label}" if found.label else f"{found.task}, whole answers"
         sections.append(
             Section(

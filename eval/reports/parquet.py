@@ -54,12 +54,12 @@ def write_parquet(results: Results, target: Path) -> int:
         filled += [(f"gold_{one}", flag, [meme.gold(one) for meme in memes]) for one in results.protocols]
     else:
         task = question.task
-        gold, said = [gold_of(meme, task) for meme in memes], [one.said.get(task) for one in predictions]
+        gold, answers = [gold_of(meme, task) for meme in memes], [one.said.get(task) for one in predictions]
         filled += [
             (f"gold_{task}", labels, [None if one is None else question.in_order(one) for one in gold]),
-            (f"said_{task}", labels, [one and one.labels for one in said]),
+            (f"said_{task}", labels, [one and one.labels for one in answers]),
             *(
-                (f"{SCORE_COLUMN}{name}", number, [one and one.scores.get(name) for one in said])
+                (f"{SCORE_COLUMN}{name}", number, [one and one.scores.get(name) for one in answers])
                 for name in question.labels
             ),
         ]

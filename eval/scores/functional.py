@@ -73,7 +73,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
         by_functionality[case.functionality].append(case)
         if case.contrast is not None:
             sets[case.contrast].append(case)
-    told = {
+    parts = {
         # As a whole: cues of the picture alone or the text alone get part of each set right.
         "whole sets right": [all(passed[case.id] for case in own) for own in sets.values()],
         "told by the picture": _pairs(sets.values(), passed, lambda case: case.caption),
@@ -95,7 +95,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             for id_, own in by_functionality.items()
         ),
         sets=len(sets),
-        contrast={name: _rate(found) for name, found in told.items() if found},
+        contrast={name: _rate(found) for name, found in parts.items() if found},
     )
 
 

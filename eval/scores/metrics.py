@@ -187,22 +187,22 @@ SCORED = ("auroc", "micro-auroc", "brier")
 
 def harm_arrays(gold: Sequence[bool], predicted: Sequence[bool | None]) -> TaskArrays:
     """Labels of two classes, True for harmful; None for a meme without one."""
-    said = [None if label is None else (HARM[label],) for label in predicted]
-    return _arrays(HARM, [(HARM[label],) for label in gold], said)
+    named = [None if label is None else (HARM[label],) for label in predicted]
+    return _arrays(HARM, [(HARM[label],) for label in gold], named)
 
 
 def _arrays(
     labels: tuple[str, ...],
     gold: Sequence[Collection[str]],
-    said: Sequence[Collection[str] | None],
+    predicted: Sequence[Collection[str] | None],
     scores: Sequence[Mapping[str, float]] | None = None,
 ) -> TaskArrays:
     """Gold labels, answers (None for a meme without one) and probabilities by label of each meme, as arrays."""
     return TaskArrays(
         labels=labels,
         gold=_flags(gold, labels),
-        predicted=_flags([one or () for one in said], labels),
-        answered=np.array([one is not None for one in said], dtype=np.bool_),
+        predicted=_flags([one or () for one in predicted], labels),
+        answered=np.array([one is not None for one in predicted], dtype=np.bool_),
         # NaN instead of 0: a label without a probability must not rank below those that have one.
         scores=np.array([[one.get(label, np.nan) for label in labels] for one in scores or [{}] * len(gold)]),
     )
@@ -369,8 +369,8 @@ def task_card(
         levelled = answers.where(lambda one: one.meme.level is not None and one.prediction.level is not None)
         if levelled.judged:
             gold = [(one.meme.level.name,) for one in levelled.judged if one.meme.level is not None]
-            said = [(one.prediction.level.name,) for one in levelled.judged if one.prediction.level is not None]
-            of_levels = _arrays(tuple(level.name for level in Level), gold, said)
+            predicted = [(one.prediction.level.name,) for one in levelled.judged if one.prediction.level is not None]
+            of_levels = _arrays(tuple(level.name for level in Level), gold, predicted)
             figures |= measured(of_levels, ("mmae",), levelled.groups)
             over["mmae"] = len(levelled.judged)
     return TaskCard(
@@ -460,9 +460,9 @@ def baseline_of(arrays: TaskArrays, *, multi: bool = False) -> tuple[TaskArrays,
 def _by_order(answers: Answers, question: Question, names: Sequence[str]) -> tuple[Mapping[str, float | None], ...]:
     """Metrics of the answers to each order of the options; a meme without an answer has none for any order."""
     turns, found = len(question.orders), []
-    said = [one.prediction.said.get(question.task) for one in answers.judged]
+    replies = [one.prediction.said.get(question.task) for one in answers.judged]
     for turn in range(turns if turns > 1 else 0):
-        labels = [one.rotations[turn] if one and turn < len(one.rotations) else () for one in said]
+        labels = [one.rotations[turn] if one and turn < len(one.rotations) else () for one in replies]
         # Probabilities were averaged over the orders and belong to none of them.
         unscored = np.full(answers.arrays.scores.shape, np.nan)
         in_order = replace(answers.arrays, predicted=_flags(labels, question.labels), scores=unscored)

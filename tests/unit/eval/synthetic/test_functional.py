@@ -76,7 +76,7 @@ def test_cases_name_only_invented_groups():
             assert any(group in case.caption for group in GROUPS)
 
 
-def told(found):
+def contrast(found):
     """Shares of whole sets, and of pairs told by the picture and by the words."""
     return [figure.value for figure in found.contrast.values()]
 
@@ -84,7 +84,7 @@ def told(found):
 def test_perfect_system_passes_every_case():
     found = functional_scores(CASES, results_of(label_of))
     assert found.passed.value == 1 and found.passed.low < 1
-    assert (found.sets, told(found)) == (6, [1, 1, 1])
+    assert (found.sets, contrast(found)) == (6, [1, 1, 1])
 
 
 def test_system_blind_to_pictures_passes_no_pair_that_only_the_picture_separates():
@@ -92,13 +92,13 @@ def test_system_blind_to_pictures_passes_no_pair_that_only_the_picture_separates
     blind = functional_scores(CASES, results_of(lambda case: H if case.caption in attacks or case.harmful else N))
     rates = {one.id: one.passed.value for one in blind.functionalities}
     assert rates[CONTRAST[0]] == 1 and rates[CONTRAST[1]] == 0 and rates["derogation"] == 1
-    assert told(blind) == [0, 0, 1]
+    assert contrast(blind) == [0, 0, 1]
 
 
 def test_system_that_always_answers_harmful_passes_only_harmful_cases():
     found = functional_scores(CASES, results_of(lambda _: H))
     assert found.passed.value == found.always_harmful == np.mean([case.harmful for case in CASES])
-    assert told(found) == [0, 0, 0]
+    assert contrast(found) == [0, 0, 0]
 
 
 def test_undecided_and_failed_cases_do_not_pass():
