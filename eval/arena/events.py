@@ -1,6 +1,6 @@
 """Events of an arena, a closed union; the record of an arena lists them, one per line."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -76,7 +76,7 @@ class TaskFormulated(_Event):
     rounds: tuple[str, ...] = Field(min_length=1)
     """The question; several where they follow each other."""
     language: str = ""
-    """Asked for in the answers; BCP 47, empty where none is."""
+    """FollowUp for in the answers; BCP 47, empty where none is."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Groups that it belongs to, where it came with the set."""
     call: ReplyCost | None
@@ -112,11 +112,24 @@ class Answered(_Event):
         return sum(call.tokens_out for call in self.calls)
 
 
+Wanted = Literal["answer", "merging", "battle", "explanation", "second explanation", "label", "difficulty"]
+
+
+class FollowUp(NamedTuple):
+    """A question after an arena, by the fields of :class:`NoReply`."""
+
+    to: Wanted
+    model: str
+    meme: str
+    task: int | None = None
+    about: tuple[str, ...] = ()
+
+
 class NoReply(_Event):
     """A model gave no usable reply, so that what it was asked for is missing."""
 
     kind: Literal["NoReply"] = "NoReply"
-    to: Literal["answer", "merging", "battle", "explanation", "second explanation", "label", "difficulty"]
+    to: Wanted
     model: str
     task: int | None = None
     """None for a label, which is of the meme alone."""

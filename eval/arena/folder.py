@@ -8,9 +8,9 @@
 =====================  =================================================================================
 """
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -19,10 +19,8 @@ from eval.arena.events import AnyEvent, ArenaValue, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.record_files import read_json_lines
 from eval.session.directory import SessionFolder
-from eval.session.engine import run_items
 from eval.session.sampled import SampledManifest
 
-I = TypeVar("I")  # noqa: E741
 EVENTS = "events.jsonl"
 
 
@@ -109,35 +107,13 @@ class ArenaFolder(SessionFolder[ArenaManifest]):
         """Stores an event, before anything acts on it."""
         self.append(EVENTS, [event])
 
-    async def ask_remaining(
-        self,
-        items: Mapping[Any, I],
-        ask: Callable[[I], Awaitable[Event]],
-        done: Container[object],
-        *,
-        concurrency: int,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        """Asks about items of a finished arena and stores the events, without those that are done.
-
-        Raises BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
-        """
-        self.drop_cut_line(EVENTS)
-        todo = [item for key, item in items.items() if key not in done]
-        await run_items(
-            todo,
-            ask,
-            concurrency=concurrency,
-            store=lambda _, event: self.add(event),
-            progress=progress,
-            before=len(items) - len(todo),
-        )
-
     @staticmethod
-    def require_memes(wanted: Iterable[str], memes: Container[str], of: str = "the arena") -> None:
+    def require_memes(wanted: Iterable[str], memes: Collection[str]) -> None:
         """Raises BadRequest if memes of the arena are missing."""
-        if missing := [meme for meme in dict.fromkeys(wanted) if meme not in memes]:
-            raise BadRequest(f"{len(missing):,} memes of {of} are not in the data that was named.", reason="NO_MEMES")
+        if missing := {*wanted}.difference(memes):
+            raise BadRequest(
+                f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES"
+            )
 
 
 G = TypeVar("G", bound=BaseModel)

@@ -5,29 +5,32 @@ verdicts. It is evaluated on held-out model families and memes (:mod:`eval.arena
 """
 
 import hashlib
+import itertools
 import json
 import random
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
 from court.meme import Frame
 from court.prompts import Fence
-from eval.arena.events import Answered, ArenaValue, Event, Judged, TaskFormulated
+from eval.arena.events import ArenaValue, Event, Judged
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.speakers import Scene, answers_of, guidelines_of, prompt_of
-from eval.arena.words import Setting, Verdict, words_of
+from eval.arena.settings import ArenaSettings
+from eval.arena.speakers import FixedQuestion, Scene, answers_of, guidelines_of, parse_verdicts, prompt_of, rounds_of
+from eval.arena.words import OVERALL, Setting, Verdict, words_of
 from eval.models.samples import ShownMeme
 from eval.session.directory import replace_lines
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
 Part = Literal["train", "test"]
+Comparison = tuple[str, int, str, str]
+"""Meme, task, whose answer is shown first, and whose second."""
 MANIFEST, PICTURES = "manifest.json", "pictures"
 MARK: Literal["judged by memecourt-eval arena"] = "judged by memecourt-eval arena"
 """What each line says of itself: it holds texts of memes, and no library may take it in."""
@@ -40,7 +43,7 @@ _ARTICLE = re.compile(r"(?:^|[.!?:;\"“]\s*)A\b(?! ?[,>=<])")
 
 
 class JudgeExample(BaseModel):
-    """One comparison with its answer, as chat messages; one line of ``train.jsonl`` or ``test.jsonl``."""
+    """One comparison with its answer in TRL's format; one line of ``train.jsonl`` or ``test.jsonl``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -59,10 +62,23 @@ class JudgeExample(BaseModel):
     """Names of the criteria, the verdict overall last."""
     levels: Literal[3, 5]
     # The pattern keeps a line edited by hand from naming a file outside the folder.
-    pictures: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.png$")], ...]
-    """Names of the picture's frames below ``pictures``."""
-    messages: tuple[dict[str, Any], ...]
-    """System, user and assistant; pictures first, as ``{"type": "image", "image": name}``."""
+    images: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.png$")], ...]
+    """Names of the picture's frames below ``pictures``; they are shown before the user's text."""
+    prompt: tuple[dict[str, str], dict[str, str]]
+    """Messages of system and user, each with ``role`` and ``content``."""
+    completion: tuple[dict[str, str]]
+    """Message of the assistant: reasons and verdicts."""
+
+    @property
+    def comparison(self) -> Comparison:
+        """Comparison that it is of; the same of all teachers."""
+        return self.meme, self.task, self.a, self.b
+
+    @property
+    def verdict(self) -> Verdict:
+        """Overall verdict that it teaches."""
+        reply = parse_verdicts(self.completion[0]["content"], keys=self.keys, levels=self.levels)
+        return reply.by_dimension[OVERALL]
 
 
 class JudgeExamplesManifest(ArenaValue):
@@ -84,24 +100,6 @@ class JudgeExamplesManifest(ArenaValue):
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeExamples:
-    """Examples of both parts, with the pictures that they refer to."""
-
-    manifest: JudgeExamplesManifest
-    parts: Mapping[Part, tuple[JudgeExample, ...]]
-    pictures: Mapping[str, bytes]
-
-    def write(self, folder: Path) -> None:
-        """Writes the folder, the manifest last: a folder without one is incomplete."""
-        (folder / PICTURES).mkdir(parents=True, exist_ok=True)
-        for name, png in self.pictures.items():
-            (folder / PICTURES / name).write_bytes(png)
-        for part, examples in self.parts.items():
-            replace_lines(folder / f"{part}.jsonl", examples)
-        (folder / MANIFEST).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
 def read_examples(folder: Path, part: Part) -> tuple[JudgeExamplesManifest, tuple[JudgeExample, ...]]:
     """Reads a part of a folder of examples. Raises BadRequest if it can't be read."""
     try:
@@ -116,15 +114,15 @@ def read_examples(folder: Path, part: Part) -> tuple[JudgeExamplesManifest, tupl
         ) from None
 
 
-def judge_examples(
+def write_examples(
+    folder: Path,
     manifest: ArenaManifest,
     events: Sequence[Event],
     memes: Mapping[str, ShownMeme],
     *,
     hold_out: Collection[str],
-    seed: int = 0,
-) -> JudgeExamples:
-    """Makes training and test examples from an arena's judgements.
+) -> JudgeExamplesManifest:
+    """Writes training and test examples from an arena's judgements, each in both orders.
 
     Everything about a model of a held-out family or a held-out meme is for testing. Guidelines are the unavoidable
     exception: they were fused from all answers, and the judges saw them too.
@@ -141,42 +139,104 @@ def judge_examples(
     ArenaFolder.require_memes((event.meme for event in judged), memes)
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
     drawn_from = sorted({event.meme for event in judged})
-    chance = random.Random(f"held memes {seed}")
+    chance = random.Random(f"held memes {manifest.seed}")
     reserved = frozenset(chance.sample(drawn_from, round(_HELD_OUT_SHARE * len(drawn_from))))
-    writer = _Writer(manifest, events, memes)
+    rounds, answers, guidelines = rounds_of(events), answers_of(events), guidelines_of(events)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
+    pictures: dict[str, bytes] = {}
     skipped: Counter[str] = Counter()
-    for event in judged:
+    # Both orders, so that an answer's position teaches nothing.
+    for event, mirrored in itertools.product(judged, (False, True)):
         # If either answer is held out: such a comparison would teach how a held-out family's answers look.
         apart = event.meme in reserved or bool({families[event.a], families[event.b]} & set(hold_out))
-        # Both orders, so that an answer's position teaches nothing.
-        for mirrored in (False, True):
-            # Tests need verdicts only; training must not learn reasons that refer to the wrong answer.
-            made = writer.example(event, mirrored=mirrored, with_reasons=not apart)
-            if isinstance(made, str):
-                skipped[made] += 1
-            else:
-                parts["test" if apart else "train"].append(made)
+        why = mirrored_reasons(event.why) if mirrored else event.why
+        if event.setting not in (Setting.FUSED, Setting.NONE):
+            skipped["the reference is not in the record"] += 1
+            continue
+        # The test part does not need reasons; training must not learn reasons that refer to the wrong answer.
+        if why is None and not apart:
+            skipped["its reasons could not be mirrored"] += 1
+            continue
+        key, meme = (event.meme, event.task), memes[event.meme]
+        guideline = guidelines[key] if event.setting is Setting.FUSED else None
+        made = _example(
+            event, meme, answers, rounds=rounds[key], guideline=guideline, settings=settings, mirrored=mirrored, why=why
+        )
+        parts["test" if apart else "train"].append(made)
+        pictures |= {_name_of(frame): frame.png for frame in meme.frames}
     if empty := [part for part, examples in parts.items() if not examples]:
         raise BadRequest(
             f"There would be no example for {' and '.join(empty)}. Hold out fewer families, or hold a larger arena.",
             reason="EXAMPLES_MISSING",
         )
-    return JudgeExamples(
-        manifest=JudgeExamplesManifest(
-            arena=manifest.name,
-            teachers=settings.judges,
-            targets=settings.targets,
-            families=families,
-            held_out=tuple(sorted(set(hold_out))),
-            held_memes=tuple(sorted(reserved)),
-            examples={part: len(examples) for part, examples in parts.items()},
-            skipped=dict(skipped),
-            seed=seed,
-        ),
-        parts={part: tuple(examples) for part, examples in parts.items()},
-        pictures=writer.pictures,
+    described = JudgeExamplesManifest(
+        arena=manifest.name,
+        teachers=settings.judges,
+        targets=settings.targets,
+        families=families,
+        held_out=tuple(sorted(set(hold_out))),
+        held_memes=tuple(sorted(reserved)),
+        examples={part: len(examples) for part, examples in parts.items()},
+        skipped=dict(skipped),
+        seed=manifest.seed,
     )
+    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    for name, png in pictures.items():
+        (folder / PICTURES / name).write_bytes(png)
+    for part, examples in parts.items():
+        replace_lines(folder / f"{part}.jsonl", examples)
+    # Last: a folder without a manifest is incomplete.
+    (folder / MANIFEST).write_text(described.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return described
+
+
+def _example(
+    event: Judged,
+    meme: ShownMeme,
+    answers: Mapping[tuple[str, int, str], FixedQuestion],
+    *,
+    rounds: Sequence[str],
+    guideline: FixedQuestion | None,
+    settings: ArenaSettings,
+    mirrored: bool,
+    why: str | None,
+) -> JudgeExample:
+    """Rebuilds what a judge was shown, in one of the two orders, and what it replied."""
+    names = (event.b, event.a) if mirrored else (event.a, event.b)
+    first, second = (answers[event.meme, event.task, name] for name in names)
+    prompt = prompt_of("judge")
+    # A different fence for each example: a model that learned a single one would not recognise others.
+    mark = hashlib.sha256(" ".join(map(str, (event.meme, event.task, *names))).encode()).hexdigest()[:16]
+    shown = Scene(meme, Fence(mark)).comparison(prompt, rounds, guideline, (first, second), settings=settings)
+    text = "\n\n".join(part for part in shown if isinstance(part, str))
+    spelt = {verdict: word for word, verdict in words_of(settings.levels).items()}
+    verdicts = {name: _MIRRORED.get(v, v) if mirrored else v for name, v in event.verdicts.items()}
+    reply = {"why": why or "–", **{name: spelt[verdicts[name]] for name in settings.dimensions}}
+    longer = _words(first) - _words(second)
+    return JudgeExample(
+        meme=event.meme,
+        task=event.task,
+        a=names[0],
+        b=names[1],
+        teacher=event.judge,
+        mirrored=mirrored,
+        longer="A" if longer > 0 else "B" if longer < 0 else "neither",
+        keys=settings.dimensions,
+        levels=settings.levels,
+        images=tuple(map(_name_of, meme.frames)),
+        prompt=({"role": "system", "content": prompt.system()}, {"role": "user", "content": text}),
+        # Not escaped, or the student would learn to write escapes instead of letters.
+        completion=({"role": "assistant", "content": json.dumps(reply, ensure_ascii=False)},),
+    )
+
+
+def _name_of(frame: Frame) -> str:
+    # Named by content, so that a picture shown in many comparisons is stored once.
+    return f"{hashlib.sha256(frame.png).hexdigest()}.png"
+
+
+def _words(answer: FixedQuestion) -> int:
+    return sum(len(text.split()) for text in (answer.background, *answer.rounds))
 
 
 def mirrored_reasons(why: str) -> str | None:
@@ -184,73 +244,3 @@ def mirrored_reasons(why: str) -> str | None:
     if _ARTICLE.search(why):
         return None
     return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
-
-
-class _Writer:
-    """Rebuilds what judges were shown from the record of an arena."""
-
-    def __init__(self, manifest: ArenaManifest, events: Sequence[Event], memes: Mapping[str, ShownMeme]) -> None:
-        self._settings = manifest.settings
-        self._memes = memes
-        self._prompt = prompt_of("judge")
-        self.pictures: dict[str, bytes] = {}
-        self._answers, self._guidelines = answers_of(events), guidelines_of(events)
-        self._rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
-        answered = (event for event in events if isinstance(event, Answered))
-        self._words = {(e.meme, e.task, e.target): e.style.words for e in answered}
-
-    def example(self, event: Judged, *, mirrored: bool, with_reasons: bool) -> JudgeExample | str:
-        """Returns the example of a judgement, or the reason why there is none."""
-        key = (event.meme, event.task)
-        if event.setting not in (Setting.FUSED, Setting.NONE):
-            return "the reference is not in the record"
-        first, second = (event.b, event.a) if mirrored else (event.a, event.b)
-        why = mirrored_reasons(event.why) if mirrored else event.why
-        # The test part does not need reasons, so such a judgement is still an example there.
-        if why is None and with_reasons:
-            return "its reasons could not be mirrored"
-        verdicts = {k: _MIRRORED.get(v, v) if mirrored else v for k, v in event.verdicts.items()}
-        spelt = {verdict: word for word, verdict in words_of(self._settings.levels).items()}
-        reply = {"why": why or "–", **{name: spelt[verdicts[name]] for name in self._settings.dimensions}}
-        # A different fence for each example: a model that learned a single one would not recognise others.
-        mark = hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]
-        parts = Scene(self._memes[event.meme], Fence(mark)).comparison(
-            self._prompt,
-            self._rounds[key],
-            self._guidelines[key] if event.setting is Setting.FUSED else None,
-            (self._answers[*key, first], self._answers[*key, second]),
-            settings=self._settings,
-        )
-        pictures = tuple(self._add_picture(part) for part in parts if isinstance(part, Frame))
-        text = "\n\n".join(part for part in parts if isinstance(part, str))
-        words = self._words[*key, first] - self._words[*key, second]
-        return JudgeExample(
-            meme=event.meme,
-            task=event.task,
-            a=first,
-            b=second,
-            teacher=event.judge,
-            mirrored=mirrored,
-            longer="A" if words > 0 else "B" if words < 0 else "neither",
-            keys=self._settings.dimensions,
-            levels=self._settings.levels,
-            pictures=pictures,
-            messages=(
-                {"role": "system", "content": [{"type": "text", "text": self._prompt.system()}]},
-                {
-                    "role": "user",
-                    "content": [
-                        *({"type": "image", "image": name} for name in pictures),
-                        {"type": "text", "text": text},
-                    ],
-                },
-                # Not escaped, or the student would learn to write escapes instead of letters.
-                {"role": "assistant", "content": [{"type": "text", "text": json.dumps(reply, ensure_ascii=False)}]},
-            ),
-        )
-
-    def _add_picture(self, frame: Frame) -> str:
-        # Named by content, so that a picture shown in many comparisons is stored once.
-        name = f"{hashlib.sha256(frame.png).hexdigest()}.png"
-        self.pictures[name] = frame.png
-        return name

@@ -20,17 +20,22 @@ from court.tasks import gather_or_cancel
 from eval.arena.events import (
     Answered,
     ContextSimulated,
+    Detected,
+    DifficultyRated,
     Event,
+    FollowUp,
     FusionBegun,
     FusionRound,
     Judged,
+    LossExplained,
     MemeDone,
     MemeLeftOut,
     NoReply,
     Study,
     TaskFormulated,
+    Wanted,
 )
-from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
+from eval.arena.folder import EVENTS, ArenaFolder, FixedTask, HumanReference
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import FixedQuestion, Speaker, style_of
 from eval.arena.words import Relevance, Setting
@@ -55,6 +60,12 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     met = dict.fromkeys(itertools.combinations(sorted(targets), 2), 0)
     fresh: list[tuple[str, ...]] = []
     chosen = []
+
+    def often(meeting: tuple[str, ...]) -> tuple[int, int]:
+        counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
+        # Squares first, so that one pair that met far too often weighs more than two that met slightly too often.
+        return sum(count * count for count in counts), sum(counts)
+
     for _ in range(tasks):
         if not fresh:
             # Sorted before the shuffle, so that the draw does not depend on the order in which targets are listed.
@@ -62,7 +73,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
             rng.shuffle(fresh)
         # Ties go to the first in shuffled order, so that they are random instead of favouring the front of the
         # alphabet.
-        place = min(range(len(fresh)), key=lambda at: _often(fresh[at], met))
+        place = min(range(len(fresh)), key=lambda at: often(fresh[at]))
         meeting = fresh.pop(place)
         for pair in itertools.combinations(meeting, 2):
             met[pair] += 1
@@ -70,15 +81,6 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
         rng.shuffle(shown)
         chosen.append(tuple(shown))
     return chosen
-
-
-def _often(meeting: tuple[str, ...], met: dict[tuple[str, str], int]) -> tuple[int, int]:
-    """Counts earlier meetings of the pairs: the sum of squares, then the sum.
-
-    Squares come first, so that one pair that met far too often weighs more than two that met slightly too often.
-    """
-    counts = [met[pair] for pair in itertools.combinations(meeting, 2)]
-    return sum(count * count for count in counts), sum(counts)
 
 
 T = TypeVar("T")
@@ -127,7 +129,16 @@ async def run_memes(
         meme, begin = item
         await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
         # After each meme, so that a killed session leaves its usage up to that point.
-        folder.write_usage(spent(plan.models, before))
+        folder.write_usage(spent())
+
+    def spent() -> dict[str, Spent]:
+        """Sums each model's usage of this session and earlier ones."""
+        updated = {}
+        for name, model in plan.models.items():
+            so_far = before.get(name, Spent())
+            updated[name] = Spent(**{key: getattr(so_far, key) + value for key, value in model.counts().items()})
+        # Models of earlier sessions stay, even if they are not called in this one.
+        return {**before, **updated}
 
     # `first` has one more element: where the tasks of a further meme would begin.
     todo = [(meme, begin) for meme, begin in zip(plan.memes, first, strict=False) if meme.id not in done]
@@ -135,17 +146,7 @@ async def run_memes(
         await run_items(todo, one, concurrency=plan.concurrency, progress=progress, before=len(plan.memes) - len(todo))
     finally:
         # Calls of unfinished memes cost money, too.
-        folder.write_usage(spent(plan.models, before))
-
-
-def spent(models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
-    """Sums each model's usage of this session and earlier ones."""
-    updated = {}
-    for name, model in models.items():
-        so_far = before.get(name, Spent())
-        updated[name] = Spent(**{key: getattr(so_far, key) + value for key, value in model.counts().items()})
-    # Models of earlier sessions stay, even if they are not called in this one.
-    return {**before, **updated}
+        folder.write_usage(spent())
 
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -168,6 +169,61 @@ async def reply_or_reason(saying: Awaitable[T]) -> T | str:
         return error.reason
     except (ReplyUnusable, Overrun) as error:
         return error.reason
+
+
+Questions = Mapping[FollowUp, Callable[[Speaker], Awaitable[Event]]]
+"""Questions after an arena, each with the function that asks it."""
+
+
+async def ask_remaining(
+    folder: ArenaFolder,
+    questions: Questions,
+    memes: Mapping[str, ShownMeme],
+    models: Mapping[str, MeteredModel],
+    *,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Asks about a finished arena and stores the events, without the questions that were asked before.
+
+    Raises:
+        BadRequest: Memes are missing.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
+    """
+    folder.require_memes((question.meme for question in questions), memes)
+    folder.drop_cut_line(EVENTS)
+    done = set(map(_follow_up_of, folder.events()))
+
+    async def one(item: tuple[FollowUp, Callable[[Speaker], Awaitable[Event]]]) -> Event:
+        question, ask = item
+        found = await reply_or_reason(ask(Speaker(models[question.model], memes[question.meme])))
+        return NoReply(**question._asdict(), reason=found) if isinstance(found, str) else found
+
+    todo = [item for item in questions.items() if item[0] not in done]
+    await run_items(
+        todo,
+        one,
+        concurrency=concurrency,
+        store=lambda _, event: folder.add(event),
+        progress=progress,
+        before=len(questions) - len(todo),
+    )
+
+
+def _follow_up_of(event: Event) -> FollowUp | None:
+    """Returns the question that an event came of, if it was asked after the arena."""
+    match event:
+        case NoReply():
+            return FollowUp(event.to, event.model, event.meme, event.task, about=event.about)
+        case Detected():
+            return FollowUp("label", event.target, event.meme)
+        case DifficultyRated():
+            return FollowUp("difficulty", event.annotator, event.meme, event.task)
+        case LossExplained():
+            to: Wanted = "second explanation" if event.second else "explanation"
+            return FollowUp(to, event.explainer, event.meme, event.task, about=(event.winner, event.loser))
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +291,8 @@ class _Meme:
             if self.plan.fixed_tasks
             else speaker.answer(task.rounds[0])
         )
-        reply = await reply_or_reason(answering)
-        if isinstance(reply, str):
-            self._keep(NoReply(meme=self.meme.id, task=task.task, to="answer", model=name, reason=reply))
+        reply = await self._reply(answering, task, to="answer", model=name)
+        if reply is None:
             return None
         answer, calls, forgotten = reply
         self._keep(
@@ -276,16 +331,15 @@ class _Meme:
             judge = rng.choice([name for name in self.plan.settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
-            reply = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
-            about: dict[str, Any] = {"meme": self.meme.id, "task": task.task}
-            if isinstance(reply, str):
-                # The guideline stays as it was before this round.
-                self._keep(NoReply(**about, to="merging", model=judge, about=(drawn,), reason=reply))
+            merging = self._speaker(judge).fuse(task.rounds[0], *shown)
+            reply = await self._reply(merging, task, to="merging", model=judge, about=(drawn,))
+            if reply is None:  # the guideline stays as it was before this round
                 continue
             guideline, call = reply
             self._keep(
                 FusionRound(
-                    **about,
+                    meme=self.meme.id,
+                    task=task.task,
                     round=number,
                     drawn=drawn,
                     judge=judge,
@@ -378,19 +432,16 @@ class _Meme:
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self.plan.settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
-            reply = await reply_or_reason(
-                self._speaker(judge).compare(
-                    task.rounds, reference, (answers[first], answers[second]), self.plan.settings
-                )
-            )
-            about: dict[str, Any] = {"meme": self.meme.id, "task": task.task}
-            if isinstance(reply, str):
-                self._keep(NoReply(**about, to="battle", model=judge, about=(first, second), reason=reply))
+            shown = (answers[first], answers[second])
+            comparing = self._speaker(judge).compare(task.rounds, reference, shown, self.plan.settings)
+            reply = await self._reply(comparing, task, to="battle", model=judge, about=(first, second))
+            if reply is None:
                 continue
             verdicts, call = reply
             self._keep(
                 Judged(
-                    **about,
+                    meme=self.meme.id,
+                    task=task.task,
                     a=first,
                     b=second,
                     judge=judge,
@@ -404,6 +455,16 @@ class _Meme:
                     call=call,
                 )
             )
+
+    async def _reply(
+        self, saying: Awaitable[T], task: TaskFormulated, *, to: Wanted, model: str, about: tuple[str, ...] = ()
+    ) -> T | None:
+        """Returns a reply; None if there is no usable one, which is an event."""
+        reply = await reply_or_reason(saying)
+        if isinstance(reply, str):
+            self._keep(NoReply(meme=self.meme.id, task=task.task, to=to, model=model, about=about, reason=reply))
+            return None
+        return reply
 
     def _speaker(self, name: str) -> Speaker:
         return Speaker(self.plan.models[name], self.meme, self.plan.settings.reply_chars)

@@ -14,9 +14,9 @@ from pydantic import Field, create_model
 from court.meme import Frame
 from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
-from eval.arena.events import Answered, Event, FusionBegun, FusionRound, ReplyCost, Style, cost_of
+from eval.arena.events import Answered, Event, FusionBegun, FusionRound, ReplyCost, Style, TaskFormulated, cost_of
 from eval.arena.settings import ArenaSettings
-from eval.arena.words import LOSS_ERRORS, LossError, Relevance, Verdict, Verdicts, words_of
+from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
 from eval.models.metered import Agent, MeteredModel, load
 from eval.models.samples import ShownMeme
 
@@ -56,55 +56,67 @@ class FreeAnswer(Reply):
     answer: Annotated[Words, TextBounds()] = Field(max_length=2 * _PART)
 
 
+R = TypeVar("R", bound=Reply)
 _Why = Annotated[Words, TextBounds(), Field(max_length=_WHY)]
+_Word = Annotated[str, TextBounds()]
+"""One of the words that :func:`parse_words` is given, which vary from call to call."""
+_RATED = {"type": "integer", "minimum": 0, "maximum": 10}
+"""Schema of every number in these replies."""
 
 
-def form_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of a reply, with at most ``chars`` characters of each text, and no more than is read."""
-    marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
-    return schema_of(
-        kind, min([chars, *(mark.max_length for mark in marks if hasattr(mark, "max_length"))]), **overrides
-    )
+def form_of(kind: type[Reply], chars: int, words: Mapping[str, Collection[str]] = {}) -> dict[str, Any]:
+    """Returns the JSON schema of a reply, with at most ``chars`` characters of each text, and no more than is read.
+
+    Args:
+        words: Words that some fields are chosen from; a field with a default is asked for only if it has some.
+    """
+    fields = kind.model_fields
+    numbers = {name: _RATED for name, info in fields.items() if info.annotation is int}
+    choices = {name: {"type": "string", "enum": list(those)} for name, those in words.items()}
+    properties = {}
+    for name, info in fields.items():
+        if info.is_required() or name in words:
+            most = min([chars, *(mark.max_length for mark in info.metadata if hasattr(mark, "max_length"))])
+            properties[info.alias or name] = schema_of(kind, most, **numbers, **choices)["properties"][name]
+    return object_schema(properties)
 
 
-def verdicts_form(keys: tuple[str, ...], *, levels: int, chars: int, own: bool) -> dict[str, Any]:
-    """Returns the JSON schema of a comparison of this many levels: reasons first, as a model writes in order."""
-    word = {"type": "string", "enum": list(words_of(levels))}
-    answer = form_of(FreeAnswer, chars)["properties"] if own else {}
-    reasons = form_of(_Reasons, chars)["properties"]
-    return object_schema({**answer, **reasons, **dict.fromkeys(keys, word)})
+def parse_words(kind: type[R], text: str, words: Mapping[str, Collection[str]]) -> R:
+    """Parses a reply of which some fields are chosen from words. Raises UnusableReply."""
+    reply = parse(kind, text)
+    for name, allowed in words.items():
+        if getattr(reply, name) not in allowed:
+            named = kind.model_fields[name].alias or name
+            raise UnusableReply("REPLY_MALFORMED", f"{named} must be one of {', '.join(allowed)}")
+    return reply
 
 
 class _Reasons(Reply):
     why: _Why
 
 
-class _AnsweredReasons(FreeAnswer, _Reasons):
-    """Reasons after the judge's own answer."""
+class _AnsweredReasons(_Reasons, FreeAnswer):
+    """Reasons after the judge's own answer: fields stand in the order of the last base first."""
 
 
 # Cached per set of keys: creating the class takes longer than parsing a reply with it.
 @cache
 def _comparison(keys: tuple[str, ...], own: bool) -> type[_Reasons]:
-    # Plain strings: the allowed words depend on the levels, so parse_verdicts checks them. Aliases, because a custom
-    # key may be a reserved word of pydantic or Python.
-    fields: dict[str, Any] = {f"criterion_{place}": (str, Field(alias=key)) for place, key in enumerate(keys)}
+    """Returns the form of a comparison, with reasons before the verdicts, as a model writes in order."""
+    # Aliases, because a custom key may be a reserved word of pydantic or Python.
+    fields: dict[str, Any] = {f"criterion_{place}": (_Word, Field(alias=key)) for place, key in enumerate(keys)}
     return create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
 
 
-def _require_one_of(allowed: Collection[str], chosen: Mapping[str, str]) -> None:
-    """Raises UnusableReply if a field of a reply holds something else than the allowed words."""
-    if wrong := [field for field, word in chosen.items() if word not in allowed]:
-        raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(allowed)}")
+def _words_by(keys: tuple[str, ...], levels: int) -> dict[str, Mapping[str, Verdict]]:
+    return {f"criterion_{place}": words_of(levels) for place in range(len(keys))}
 
 
 def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int, own: bool = False) -> Verdicts:
     """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply."""
-    parsed = parse(_comparison(keys, own), text)
-    words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
-    offered: Mapping[str, Verdict] = words_of(levels)
-    _require_one_of(offered, words)
-    verdicts = {key: offered[word] for key, word in words.items()}
+    offered = _words_by(keys, levels)
+    parsed = parse_words(_comparison(keys, own), text, offered)
+    verdicts = {key: words[getattr(parsed, name)] for key, (name, words) in zip(keys, offered.items(), strict=True)}
     return Verdicts(parsed.why, verdicts, parsed.answer if isinstance(parsed, FreeAnswer) else "")
 
 
@@ -123,54 +135,26 @@ class Difficulty(Reply):
     reasoning: int = Field(ge=0, le=10)
 
 
-RATED = {key: {"type": "integer", "minimum": 0, "maximum": 10} for key in ("text", "image", "reasoning")}
-"""Schemas of the numbers of :class:`Difficulty`."""
-
-
 class TaskPlace(Reply):
     """Subject of a question that came with a set."""
 
     why: _Why
     picture: Literal["needed", "not needed"]
-    field: str
+    field: _Word
     sub_field: Annotated[Words, TextBounds()] = Field(max_length=60)
     depends: int = Field(ge=0, le=10)
     """How much later rounds depend on earlier ones."""
-
-
-def parse_place(text: str, *, fields: Sequence[str]) -> TaskPlace:
-    """Parses the subject of a question, whose field is one of these. Raises UnusableReply."""
-    place = parse(TaskPlace, text)
-    _require_one_of(fields, {"field": place.field})
-    return place
 
 
 class Explanation(Reply):
     """Reason why an answer lost."""
 
     why: _Why
-    aspect: str = ""
+    aspect: _Word = ""
     error: LossError
 
 
-def explanation_form(aspects: Sequence[str], chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`Explanation`; with fewer than two aspects, the model is not asked for one."""
-    properties = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
-    error = {"type": "string", "enum": list(LOSS_ERRORS)}
-    return object_schema({**form_of(_Reasons, chars)["properties"], **properties, "error": error})
-
-
-def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
-    """Parses a reason; it must name one of the aspects if there was a choice. Raises UnusableReply."""
-    explanation = parse(Explanation, text)
-    # Without a choice, the model was not asked for an aspect, and any that it names is ignored.
-    if len(aspects) > 1:
-        _require_one_of(aspects, {"aspect": explanation.aspect})
-    return explanation
-
-
 T = TypeVar("T")
-R = TypeVar("R", bound=Reply)
 ROLES = ("controller", "target", "fuser", "judge")
 """Roles of every arena; their prompts are part of its manifest."""
 EXPLAINER, DETECTOR, ANNOTATOR = "explainer", "detector", "annotator"
@@ -198,6 +182,11 @@ def answers_of(events: Iterable[Event]) -> dict[tuple[str, int, str], FixedQuest
     """Returns the answers in a record, by meme, task and model."""
     answered = (event for event in events if isinstance(event, Answered))
     return {(e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in answered}
+
+
+def rounds_of(events: Iterable[Event]) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Returns the rounds of each question in a record, by meme and task."""
+    return {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
 
 
 def guidelines_of(events: Sequence[Event]) -> dict[tuple[str, int], FixedQuestion]:
@@ -269,8 +258,8 @@ class Speaker:
 
     model: MeteredModel
     meme: ShownMeme
-    chars: int
-    """Maximum length of a part of a reply, in characters."""
+    chars: int = 400
+    """Maximum length of a part of a reply, in characters; the default is for reasons."""
     scene: Scene = field(init=False)
 
     def __post_init__(self) -> None:
@@ -309,7 +298,6 @@ class Speaker:
         """
         prompt = prompt_of("target")
         in_language = f", in the language {language}" if language else ""
-        shown = self.scene.parts(prompt)
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
         for question in rounds:
@@ -317,10 +305,9 @@ class Speaker:
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.scene.fence.around(question)
-            parts = [*shown, *history, prompt.task("free", question=fenced, language=in_language)]
+            texts = {"question": fenced, "language": in_language}
             # One text instead of two parts, so it may be as long as both together.
-            schema = form_of(FreeAnswer, 2 * self.chars)
-            reply, call = await self._say(Agent(prompt, "free", partial(parse, FreeAnswer), schema), parts)
+            reply, call = await self._ask("target", "free", FreeAnswer, *history, chars=2 * self.chars, **texts)
             answer = reply.answer
             answers.append(answer)
             calls.append(call)
@@ -355,17 +342,15 @@ class Speaker:
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
     ) -> tuple[Explanation, ReplyCost]:
         """Explains why an answer lost."""
-        prompt = prompt_of(EXPLAINER)
-        parts = self.scene.question(prompt, rounds)
+        prompt, several = prompt_of(EXPLAINER), len(aspects) > 1
         texts = {"better": self.scene.answer(prompt, better), "worse": self.scene.answer(prompt, worse)}
-        parts.append(prompt.task("answers", **texts, why=self.scene.fence.around(why)))
-        parts.append(prompt.task("error"))
-        if len(aspects) > 1:
-            parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
-        fields = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
-        parts.append(prompt.task("explain", asked=fields))
-        read = partial(parse_explanation, aspects=aspects)
-        return await self._say(Agent(prompt, "explain", read, explanation_form(aspects, 400)), parts)
+        more = [prompt.task("answers", **texts, why=self.scene.fence.around(why)), prompt.task("error")]
+        # Without a choice, the model is not asked for an aspect, and any that it names is ignored.
+        if several:
+            more.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
+        fields = '"aspect": "...", "error": "..."' if several else '"error": "..."'
+        words = {"aspect": aspects} if several else {}
+        return await self._ask(EXPLAINER, "explain", Explanation, *more, rounds=rounds, words=words, asked=fields)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
         """Labels the meme as harmful or not."""
@@ -376,30 +361,34 @@ class Speaker:
         self, rounds: Sequence[str], reference: FixedQuestion | None
     ) -> tuple[Difficulty, ReplyCost]:
         """Rates the difficulty of a task."""
-        prompt = prompt_of(ANNOTATOR)
-        parts = self.scene.question(prompt, rounds)
+        more = []
         if reference is not None:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
-            parts.append(prompt.task("reference", reference=self.scene.fence.around(words)))
-        parts.append(prompt.task("rate"))
-        schema = form_of(Difficulty, 400, **RATED)
-        return await self._say(Agent(prompt, "rate", partial(parse, Difficulty), schema), parts)
+            more.append(prompt_of(ANNOTATOR).task("reference", reference=self.scene.fence.around(words)))
+        return await self._ask(ANNOTATOR, "rate", Difficulty, *more, rounds=rounds)
 
     async def place(self, rounds: Sequence[str], fields: Sequence[str]) -> tuple[TaskPlace, ReplyCost]:
         """Names the field of a question, and tells if it needs the picture."""
-        prompt = prompt_of(ANNOTATOR)
-        parts = [*self.scene.question(prompt, rounds), prompt.task("place", fields=", ".join(fields))]
-        allowed = {"type": "string", "enum": list(fields)}
-        schema = form_of(TaskPlace, 400, field=allowed, depends=RATED["reasoning"])
-        return await self._say(Agent(prompt, "place", partial(parse_place, fields=fields), schema), parts)
+        words, shown = {"field": fields}, ", ".join(fields)
+        return await self._ask(ANNOTATOR, "place", TaskPlace, rounds=rounds, words=words, fields=shown)
 
     async def _ask(
-        self, role: str, task: str, kind: type[R], *, temperature: float = 0.0, **texts: str
+        self,
+        role: str,
+        task: str,
+        kind: type[R],
+        *more: str,
+        rounds: Sequence[str] = (),
+        words: Mapping[str, Collection[str]] = {},
+        chars: int = 0,
+        temperature: float = 0.0,
+        **texts: str,
     ) -> tuple[R, ReplyCost]:
-        """Asks a role about the meme, with the texts that the words of its task have gaps for."""
+        """Asks a role about the meme, or a question on it; ``texts`` fill the gaps in the words of its task."""
         prompt = prompt_of(role)
-        agent = Agent(prompt, task, partial(parse, kind), form_of(kind, self.chars))
-        return await self._say(agent, [*self.scene.parts(prompt), prompt.task(task, **texts)], temperature)
+        agent = Agent(prompt, task, partial(parse_words, kind, words=words), form_of(kind, chars or self.chars, words))
+        parts = self.scene.question(prompt, rounds) if rounds else self.scene.parts(prompt)
+        return await self._say(agent, [*parts, *more, prompt.task(task, **texts)], temperature)
 
     async def _say(
         self, agent: Agent[T], parts: Sequence[str | Frame], temperature: float = 0.0
@@ -411,7 +400,7 @@ class Speaker:
 def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int, *, own: bool = False) -> Agent[Verdicts]:
     """Returns the agent that compares two answers by the criteria with these keys."""
     read = partial(parse_verdicts, keys=keys, levels=levels, own=own)
-    return Agent(prompt, "verdicts", read, verdicts_form(keys, levels=levels, chars=chars, own=own))
+    return Agent(prompt, "verdicts", read, form_of(_comparison(keys, own), chars, _words_by(keys, levels)))
 
 
 def _joined(answer: FixedQuestion) -> str:

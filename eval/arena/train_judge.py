@@ -9,7 +9,7 @@ Only the reply is learned (the reasons, then the verdicts); the picture's encode
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +18,32 @@ from datasets import Dataset, Image, List
 from peft import LoraConfig
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from trl.trainer.sft_config import SFTConfig
-from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling, SFTTrainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 LANGUAGE = r"^(?!.*visual).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
 """Attention and MLP of the language part."""
 
 
-class WholeReplies(DataCollatorForVisionLanguageModeling):
-    """Collates examples into a batch in which the reply alone is learned, and whole."""
-
-    def __init__(self, processor: Any, longest: int) -> None:
-        # In some checkpoints, only the tokenizer has the template.
-        processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
-        super().__init__(processor, completion_only_loss=True)
-        self.longest = longest
-
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns tokens, labels and pictures. Raises SystemExit for an example of too many tokens."""
-        batch: dict[str, Any] = super().torch_call(examples)
-        if (tokens := batch["labels"].shape[1]) > self.longest:
-            raise SystemExit(
-                f"An example has {tokens:,} tokens, more than --longest {self.longest:,}: cut off, its reply would be "
-                "lost. Raise --longest, or hold the arena with smaller reply_chars."
-            )
-        return batch
-
-
 def read_dataset(folder: Path) -> Dataset:
     """Reads the examples of a folder; their pictures are opened as they are needed."""
-    lines = (folder / "train.jsonl").read_text("ascii").splitlines()
-    if not lines:
-        raise SystemExit(f"{folder / 'train.jsonl'} has no example.")
-    rows = [_example(json.loads(line), folder / "pictures") for line in lines]
-    return Dataset.from_list(rows).cast_column("images", List(Image(mode="RGB")))
-
-
-def _example(one: Mapping[str, Any], pictures: Path) -> dict[str, Any]:
-    *messages, reply = one["messages"]
-    # The trainer puts each picture in a place that is marked for one and names none.
-    prompt = [
-        {**each, "content": [{"type": part["type"], "text": part.get("text", "")} for part in each["content"]]}
-        for each in messages
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text("ascii").splitlines()]
+    examples = [
+        {
+            "prompt": row["prompt"],
+            "completion": row["completion"],
+            "images": [str(folder / "pictures" / name) for name in row["images"]],
+        }
+        for row in rows
     ]
-    return {"prompt": prompt, "completion": [reply], "images": [str(pictures / name) for name in one["pictures"]]}
+    return Dataset.from_list(examples).cast_column("images", List(Image(mode="RGB")))
 
 
-def train(arguments: argparse.Namespace) -> dict[str, float]:
-    """Trains, writes the adapter, and returns the first and the last loss, in nats per token."""
+def train(arguments: argparse.Namespace) -> Any:
+    """Trains, writes the adapter, and returns the trainer."""
     gpu = torch.cuda.is_available()
     processor: Any = AutoProcessor.from_pretrained(arguments.base)  # type: ignore[no-untyped-call]
+    # In some checkpoints, only the tokenizer has the template.
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     base: Any = AutoModelForImageTextToText.from_pretrained(
         arguments.base, dtype=torch.bfloat16 if gpu else torch.float32, device_map="auto" if gpu else None
     )
@@ -93,18 +70,22 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             save_strategy="no",
             # Reports to no service, whichever is installed.
             report_to=[],
+            # An example that was cut off would lose its reply.
             max_length=None,
+            completion_only_loss=True,
         ),
         train_dataset=read_dataset(arguments.examples),
-        data_collator=WholeReplies(processor, arguments.longest),
         processing_class=processor,
         peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM"),
     )
     trainer.train()
-    trained: Any = trainer.model
-    trained.save_pretrained(arguments.out)
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    return {"first": losses[0], "last": losses[-1]}
+    trainer.model.save_pretrained(arguments.out)
+    return trainer
+
+
+def losses_of(trainer: Any) -> list[float]:
+    """Returns the loss of each step, in nats per token."""
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
 def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -117,7 +98,6 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="so many steps instead of epochs, without accumulation")
     parser.add_argument("--at-once", type=int, default=1, help="examples on the GPU at once (%(default)s)")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (%(default)s)")
-    parser.add_argument("--longest", type=int, default=16_384, help="tokens of an example at most (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(words)
 
@@ -125,8 +105,8 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Trains according to the command line."""
     arguments = arguments_of()
-    found = train(arguments)
-    print(f"Loss {found['first']:.3f} at first, {found['last']:.3f} at the end. The adapter is in {arguments.out}.")
+    losses = losses_of(train(arguments))
+    print(f"Loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end. The adapter is in {arguments.out}.")
 
 
 if __name__ == "__main__":

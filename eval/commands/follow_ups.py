@@ -3,8 +3,7 @@
 ``export-judge`` and ``distil-check`` make a judge of one's own of it, learned from a panel.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,18 @@ from typing import Any
 import click
 
 from court.errors import BadRequest
-from eval.arena.detection import detect, detection_report, detection_sections, rate_difficulty
-from eval.arena.distilled import distil_report, distil_sections, judged_by
-from eval.arena.events import DifficultyRated, TaskFormulated
+from eval.arena.detection import detection_sections, difficulty_questions, label_questions
+from eval.arena.distilled import distil_sections, judged_by
+from eval.arena.events import DifficultyRated
 from eval.arena.folder import ArenaFolder
 from eval.arena.groups import HARD
-from eval.arena.judge_examples import judge_examples, read_examples
-from eval.arena.losses import explain_losses, loss_report, loss_sections, losses_of
+from eval.arena.judge_examples import read_examples, write_examples
+from eval.arena.losses import loss_questions, loss_sections, losses_of
+from eval.arena.procedure import Questions, ask_remaining
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import arena_samples, chosen_models
-from eval.models.metered import MeteredModel
 from eval.models.open import opened_models
-from eval.models.samples import ShownMeme, read_memes
+from eval.models.samples import read_memes
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from serving.cli.common import PATH, with_options
@@ -55,20 +54,14 @@ follow_up_options = with_options(
 """Options by which an arena, its memes and its models are named again."""
 
 
-AskModels = Callable[[Mapping[str, "ShownMeme"], Mapping[str, "MeteredModel"], Mapping[str, Any]], Awaitable[None]]
-"""Asks models about memes, both by name; with its concurrency, and the function that is told of progress."""
-
-
-def follow_up(
-    options: Mapping[str, Any], names: Sequence[str], ask: AskModels, *, memes: Collection[str], what: str
-) -> None:
-    """Opens an arena's memes and some models, and asks them.
+def follow_up(options: Mapping[str, Any], questions: Questions, what: str) -> None:
+    """Opens the memes and models that questions after an arena are about, and asks them.
 
     Raises:
         click.UsageError: The file has no such model, or nothing names the memes.
         CourtError: The arena, the memes or a model can't be used.
     """
-    specs = chosen_models(options, names)
+    specs = chosen_models(options, [question.model for question in questions])
 
     async def opened(progress: Progress) -> None:
         folder = ArenaFolder(options["out"])
@@ -76,13 +69,16 @@ def follow_up(
         samples = arena_samples(manifest, options["data"], options["models"])
         if samples is None:
             raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
-        shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
+        # These memes alone: of the whole split, a limit would draw other memes than it did of those with questions.
+        wanted = {question.meme for question in questions}
+        shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=wanted.__contains__)
+        memes = {meme.id: meme for meme in shown.memes}
         # The arena's own lock, as answers are appended to its record.
         with folder.locked():
             calls = options["calls"] or options["out"] / CALLS
             async with opened_models(specs, calls, progress.tell, run_seed=manifest.seed) as models:
                 how = {"concurrency": options["concurrency"], "progress": partial(progress.step, what)}
-                await ask({meme.id: meme for meme in shown.memes}, models, how)
+                await ask_remaining(folder, questions, memes, models, **how)
 
     run_watched(opened)
 
@@ -99,16 +95,10 @@ def detect_memes(**options: Any) -> Shown:
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
     if not options["only_report"]:
-        follow_up(
-            options,
-            manifest.settings.targets,
-            lambda shown, models, how: detect(folder, list(shown.values()), models, **how),
-            memes={meme.id for meme in manifest.memes},
-            what="labels",
-        )
-    report = detection_report(manifest, folder.events(), seed=manifest.seed)
-    title, page = f"Detection beside understanding: {manifest.name}", options["out"] / DETECTION_PAGE
-    return Shown(title=title, sections=detection_sections(report), figures=asdict(report), page=page)
+        follow_up(options, label_questions(manifest), "labels")
+    sections, figures = detection_sections(manifest, folder.events(), seed=manifest.seed)
+    title = f"Detection beside understanding: {manifest.name}"
+    return Shown(title=title, sections=sections, figures=figures, page=options["out"] / DETECTION_PAGE)
 
 
 @click.command()
@@ -127,25 +117,17 @@ def difficulty(**options: Any) -> Shown:
     if not options["only_report"]:
         if not options["annotator"]:
             raise click.UsageError("Missing option --annotator.")
-        follow_up(
-            options,
-            [options["annotator"]],
-            lambda shown, models, how: rate_difficulty(folder, shown, models[options["annotator"]], **how),
-            memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
-            what="questions",
-        )
+        follow_up(options, difficulty_questions(folder.events(), options["annotator"]), "questions")
     rated = [event for event in folder.events() if isinstance(event, DifficultyRated)]
     if not rated:
         raise click.ClickException("No question has been rated yet.")
     hard = sum(event.difficulty >= HARD for event in rated)
-    ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]
+    # Without the annotator's reasons, which may repeat a meme's words.
+    shown = {"meme", "task", "annotator", "text", "image", "reasoning"}
+    ratings = [event.model_dump(mode="json", include=shown) for event in rated]
     figures = {"rated": len(rated), "hard": hard, "ratings": ratings}
     lead = [f"{len(rated):,} questions are rated, {hard:,} of them hard. memecourt-eval arena --by difficulty uses it."]
     return Shown(title="Difficulty", lead=lead, sections=[], figures=figures)
-
-
-# Without the annotator's reasons, which may repeat a meme's words.
-_SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
 
 
 @click.command()
@@ -168,29 +150,13 @@ def explain(**options: Any) -> Shown:
     if not options["only_report"]:
         if not options["explainer"]:
             raise click.UsageError("Missing option --explainer.")
-        losses = losses_of(manifest, folder.events(), most=options["most"], seed=manifest.seed)
-        follow_up(
-            options,
-            [name for name in (options["explainer"], options["second"]) if name],
-            lambda shown, models, how: explain_losses(
-                folder,
-                losses,
-                shown,
-                explainer=models[options["explainer"]],
-                second=models.get(options["second"]),
-                seed=manifest.seed,
-                **how,
-            ),
-            # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
-            # with questions.
-            memes={loss.meme for loss in losses},
-            what="losses",
-        )
-    report = loss_report(manifest, folder.events(), seed=manifest.seed)
-    if report is None:
-        raise click.ClickException("No loss has been explained yet.")
-    title, page = f"Lost battles: {manifest.name}", options["out"] / LOSSES_PAGE
-    return Shown(title=title, sections=loss_sections(report), figures=asdict(report), page=page)
+        events, seed = folder.events(), manifest.seed
+        losses = losses_of(manifest, events, most=options["most"], seed=seed)
+        named = {"explainer": options["explainer"], "second": options["second"]}
+        follow_up(options, loss_questions(events, losses, **named, seed=seed), "losses")
+    sections, figures = loss_sections(manifest, folder.events(), seed=manifest.seed)
+    title = f"Lost battles: {manifest.name}"
+    return Shown(title=title, sections=sections, figures=figures, page=options["out"] / LOSSES_PAGE)
 
 
 @click.command("export-judge")
@@ -217,19 +183,13 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
         # The draw is among these alone, so that a limit leaves none of them out.
         wanted = {meme.id for meme in manifest.memes}
         shown, _ = asyncio_run(read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted))
-        made = judge_examples(
-            manifest,
-            arena.events(),
-            {meme.id: meme for meme in shown.memes},
-            hold_out=words_in(hold_out),
-            seed=manifest.seed,
-        )
-        made.write(folder)
+        memes = {meme.id: meme for meme in shown.memes}
+        made = write_examples(folder, manifest, arena.events(), memes, hold_out=words_in(hold_out))
     except OSError as error:
         raise click.ClickException(f"{folder} can't be written: {error.strerror}.") from None
-    counts = made.manifest.examples
+    counts = made.examples
     click.echo(f"{folder} has {counts['train']:,} examples to learn from and {counts['test']:,} for testing.")
-    for why, count in made.manifest.skipped.items():
+    for why, count in made.skipped.items():
         click.echo(f"{count:,} judgements gave none in one order: {why}.")
 
 
@@ -258,6 +218,6 @@ def distil_check(folder: Path, student: str, base: str | None, **options: Any) -
 
     run_watched(ask_models)
     families = {name: spec.family for name, spec in specs.items()}
-    report = distil_report(manifest, examples, verdicts, families=families, usd_per_1000=costs)
-    title, page = f"Distilled from {', '.join(manifest.teachers)}", folder / DISTILLED_PAGE
-    return Shown(title=title, sections=distil_sections(report), figures=asdict(report), page=page)
+    sections, figures = distil_sections(manifest, examples, verdicts, families=families, usd_per_1000=costs)
+    title = f"Distilled from {', '.join(manifest.teachers)}"
+    return Shown(title=title, sections=sections, figures=figures, page=folder / DISTILLED_PAGE)

@@ -19,7 +19,7 @@ from court.errors import Unavailable
 from court.meme import Frame
 from eval.arena.events import Judged, ReplyCost
 from eval.arena.folder import ArenaFolder, ArenaManifest, MemeEntry, ModelEntry
-from eval.arena.procedure import ArenaPlan, run_memes
+from eval.arena.procedure import ArenaPlan, ask_remaining, run_memes
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
 from eval.arena.words import Setting
@@ -196,6 +196,15 @@ class Arena:
         self.folder.write_manifest(self.manifest())
         asyncio.run(self.go())
         return self.root
+
+
+def ask_after(arena, questions, replies, memes=None):
+    """Asks questions after an arena; returns the scripted models, by name as their ``replies``."""
+    models, store = {name: ScriptedModel(reply, name=name) for name, reply in replies.items()}, MemoryCallCache()
+    opened = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
+    known = {meme.id: meme for meme in (arena.memes if memes is None else memes)}
+    asyncio.run(ask_remaining(arena.folder, questions, known, opened))
+    return models
 
 
 def output_of(*words, code=0) -> str:

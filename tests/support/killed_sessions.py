@@ -4,8 +4,9 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from court.backends.chat.scripted import ScriptedModel
-from eval.arena.detection import detect, rate_difficulty
-from eval.arena.losses import explain_losses, losses_of
+from eval.arena.detection import difficulty_questions, label_questions
+from eval.arena.losses import loss_questions, losses_of
+from eval.arena.procedure import ask_remaining
 from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
@@ -104,11 +105,16 @@ def arena_in(root):
     return arena
 
 
+async def ask_about(arena, questions, models):
+    memes = {meme.id: meme for meme in arena.memes}
+    await ask_remaining(arena.folder, questions, memes, models, concurrency=CONCURRENCY)
+
+
 async def label_memes(root, on_call):
     async with AsyncExitStack() as stack:
         store, arena = open_store(root, stack), arena_of(root)
         models = {name: metered(name, lambda _: {"label": "harmful"}, store, on_call) for name in TARGETS}
-        await detect(arena.folder, arena.memes, models, concurrency=CONCURRENCY)
+        await ask_about(arena, label_questions(arena.manifest()), models)
 
 
 async def rate_tasks(root, on_call):
@@ -117,8 +123,8 @@ async def rate_tasks(root, on_call):
 
     async with AsyncExitStack() as stack:
         store, arena = open_store(root, stack), arena_of(root)
-        memes = {meme.id: meme for meme in arena.memes}
-        await rate_difficulty(arena.folder, memes, metered("owl", rating, store, on_call), concurrency=CONCURRENCY)
+        questions = difficulty_questions(arena.folder.events(), "owl")
+        await ask_about(arena, questions, {"owl": metered("owl", rating, store, on_call)})
 
 
 async def explain(root, on_call):
@@ -129,10 +135,10 @@ async def explain(root, on_call):
 
     async with AsyncExitStack() as stack:
         store, arena = open_store(root, stack), arena_of(root)
-        losses = losses_of(arena.folder.manifest(), arena.folder.events(), most=20, seed=0)
-        memes = {meme.id: meme for meme in arena.memes}
-        owl, lark = (metered(name, reason, store, on_call) for name in ("owl", "lark"))
-        await explain_losses(arena.folder, losses, memes, explainer=owl, second=lark, seed=0, concurrency=CONCURRENCY)
+        events = arena.folder.events()
+        losses = losses_of(arena.folder.manifest(), events, most=20, seed=0)
+        questions = loss_questions(events, losses, explainer="owl", second="lark", seed=0)
+        await ask_about(arena, questions, {name: metered(name, reason, store, on_call) for name in ("owl", "lark")})
 
 
 def arena_of(root):

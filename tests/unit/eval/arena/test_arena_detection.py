@@ -1,20 +1,17 @@
 """Follow-up questions to an arena: detection labels to set beside the battles, and difficulty of its tasks."""
 
-import asyncio
 import json
 
 import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, f1_score
 
-from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
-from eval.arena.detection import detect, detection_report, rate_difficulty
+from eval.arena.detection import detection_sections, difficulty_questions, label_questions
 from eval.arena.events import Detected, DifficultyRated, NoReply
 from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard
-from eval.models.metered import MeteredModel
-from tests.support.arena_world import STRENGTHS, Arena, MemoryCallCache, output_of, rng_of
+from tests.support.arena_world import STRENGTHS, Arena, ask_after, output_of, rng_of
 
 RIGHT = {"ash": 0.95, "beech": 0.8, "cedar": 0.7, "elm": 0.5, "fir": 0.3}
 
@@ -48,38 +45,39 @@ def labels(name):
 
 
 def run_detection(arena):
-    models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
-    store = MemoryCallCache()
-    opened = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
-    asyncio.run(detect(arena.folder, arena.memes, opened))
+    models = ask_after(arena, label_questions(arena.manifest()), {name: labels(name) for name in STRENGTHS})
     return sum(len(model.asked) for model in models.values())
+
+
+def detection_figures(arena, events, **options):
+    return detection_sections(arena.manifest(), events, **options)[1]
 
 
 def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_arena):
     with pytest.raises(BadRequest, match="No target of this arena was asked"):
-        detection_report(finished_arena.manifest(), finished_arena.folder.events())
+        detection_figures(finished_arena, finished_arena.folder.events())
     assert run_detection(finished_arena) >= 5 * 30 and run_detection(finished_arena) == 0, (
         "stored labels are not requested again"
     )
     events = finished_arena.folder.events()
-    report = detection_report(finished_arena.manifest(), events, resamples=300)
-    assert [row.model for row in report.rows][:1] == ["ash"] and report.memes == 30 and report.majority == 0.5
+    report = detection_figures(finished_arena, events, resamples=300)
+    assert report["rows"][0]["model"] == "ash" and report["memes"] == 30 and report["majority"] == 0.5
     gold = {meme.id: meme.harmful for meme in finished_arena.memes}
-    for row in report.rows:
-        labelled_as = {e.meme: e.harmful for e in events if isinstance(e, Detected) and e.target == row.model}
+    for row in report["rows"]:
+        labelled_as = {e.meme: e.harmful for e in events if isinstance(e, Detected) and e.target == row["model"]}
         # A meme without a label counts as wrong, as neither class.
         names = [int(labelled_as[meme]) if meme in labelled_as else 2 for meme in gold]
         truth = [int(one) for one in gold.values()]
-        assert row.accuracy.value == pytest.approx(accuracy_score(truth, names))
-        assert row.macro_f1 == pytest.approx(f1_score(truth, names, labels=[0, 1], average="macro"))
-        assert row.unlabelled == (row.model == "cedar") and row.labelled + row.unlabelled == 30
-        assert row.accuracy.low <= row.accuracy.value <= row.accuracy.high
+        assert row["accuracy"].value == pytest.approx(accuracy_score(truth, names))
+        assert row["macro_f1"] == pytest.approx(f1_score(truth, names, labels=[0, 1], average="macro"))
+        assert row["unlabelled"] == (row["model"] == "cedar") and row["labelled"] + row["unlabelled"] == 30
+        assert row["accuracy"].low <= row["accuracy"].value <= row["accuracy"].high
     board = leaderboard(finished_arena.root)
     won = {row.model: row.win_rate for row in board.overall.rows}
-    assert {row.model: row.win_rate for row in report.rows} == pytest.approx(won)
-    both = [(row.accuracy.value, row.win_rate) for row in report.rows]
-    assert report.spearman.value == pytest.approx(spearmanr(*zip(*both, strict=True)).statistic)
-    assert report.spearman.low <= report.spearman.value <= report.spearman.high
+    assert {row["model"]: row["win_rate"] for row in report["rows"]} == pytest.approx(won)
+    both = [(row["accuracy"].value, row["win_rate"]) for row in report["rows"]]
+    assert report["spearman"].value == pytest.approx(spearmanr(*zip(*both, strict=True)).statistic)
+    assert report["spearman"].low <= report["spearman"].value <= report["spearman"].high
     # Labels do not change the ranking: they are no battles.
     assert board.overall.battles == 30 * 3 * 3
     # A model that wins in spite of wrong labels lowers the correlation.
@@ -87,7 +85,7 @@ def test_label_scores_match_scikit_learn_and_correlate_with_battles(finished_are
         e.model_copy(update={"harmful": not e.harmful}) if isinstance(e, Detected) and e.target == "ash" else e
         for e in events
     ]
-    assert detection_report(finished_arena.manifest(), turned, resamples=100).spearman.value < report.spearman.value
+    assert detection_figures(finished_arena, turned, resamples=100)["spearman"].value < report["spearman"].value
 
 
 def test_target_with_missing_labels_has_no_score(finished_arena):
@@ -95,8 +93,8 @@ def test_target_with_missing_labels_has_no_score(finished_arena):
     events = finished_arena.folder.events()
     last = next(e for e in reversed(events) if isinstance(e, Detected))
     part = [e for e in events if e is not last]
-    rows = detection_report(finished_arena.manifest(), part, resamples=50).rows
-    assert {row.model for row in rows} == set(STRENGTHS) - {last.target}
+    rows = detection_figures(finished_arena, part, resamples=50)["rows"]
+    assert {row["model"] for row in rows} == set(STRENGTHS) - {last.target}
 
 
 def test_report_option_shows_the_table_without_model_calls(finished_arena):
@@ -120,12 +118,7 @@ def run_rating(arena, name="owl"):
         score = 9 if number % 2 else 1
         return {"why": "it is what it is", "text": score, "image": score, "reasoning": score}
 
-    model = ScriptedModel(reply, name=name)
-    rating = rate_difficulty(
-        arena.folder, {meme.id: meme for meme in arena.memes}, MeteredModel(name, model, store=MemoryCallCache())
-    )
-    asyncio.run(rating)
-    return len(model.asked)
+    return len(ask_after(arena, difficulty_questions(arena.folder.events(), name), {name: reply})[name].asked)
 
 
 def test_difficulty_is_rated_once_and_defines_groups(tmp_path):

@@ -1,10 +1,10 @@
 """Distilled judges: training examples without held-out families and memes, and evaluation against the teacher."""
 
 import asyncio
-import copy
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -12,10 +12,9 @@ from PIL import Image
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.meme import Frame
-from eval.arena.distilled import LONGER, distil_report, distil_sections, judged_by
+from eval.arena.distilled import LONGER, distil_sections, judged_by
 from eval.arena.events import Judged
-from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_examples
-from eval.arena.speakers import parse_verdicts
+from eval.arena.judge_examples import mirrored_reasons, read_examples, write_examples
 from eval.arena.words import words_of
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
@@ -43,20 +42,14 @@ def finished_arena(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(finished_arena, tmp_path_factory):
-    made = judge_examples(
-        finished_arena.manifest(),
-        finished_arena.folder.events(),
-        {meme.id: meme for meme in finished_arena.memes},
-        hold_out=["f"],
-        seed=3,
-    )
     root = tmp_path_factory.mktemp("examples") / "sft"
-    made.write(root)
+    export(finished_arena, root, ["f"])
     return root
 
 
-def verdicts_of(example):
-    return parse_verdicts(example.messages[2]["content"][0]["text"], keys=example.keys, levels=example.levels)
+def export(arena, folder, hold_out):
+    memes = {meme.id: meme for meme in arena.memes}
+    write_examples(folder, arena.manifest(), arena.folder.events(), memes, hold_out=hold_out)
 
 
 def test_training_examples_exclude_families_and_memes_of_the_test_set(finished_arena, folder):
@@ -74,11 +67,11 @@ def test_training_examples_exclude_families_and_memes_of_the_test_set(finished_a
         shown = (one.b, one.a) if one.mirrored else (one.a, one.b)
         own = judged_in[one.meme, one.task, *shown, one.teacher]
         score = own.verdicts["overall"].score
-        assert verdicts_of(one).by_dimension["overall"].score == (1 - score if one.mirrored else score)
-        text = one.messages[1]["content"][-1]["text"]
+        assert one.verdict.score == (1 - score if one.mirrored else score)
+        text = one.prompt[1]["content"]
         voices = re.findall(r"voice=(\w+)", text.split("Answer A.")[1])
         assert voices == [one.a, one.b] and set(one.keys) == set(DIMENSIONS)
-    assert (folder / "pictures" / train[0].pictures[0]).read_bytes() == png()
+    assert (folder / "pictures" / train[0].images[0]).read_bytes() == png()
 
 
 @pytest.mark.parametrize(
@@ -107,10 +100,10 @@ def check_judges(folder, **replies):
     for name, reply in replies.items():
         metered = MeteredModel(name, ScriptedModel(reply, name=name), store=MemoryCallCache())
         verdicts[name] = asyncio.run(judged_by(folder, examples, metered))
-    report = distil_report(
+    (section,), report = distil_sections(
         manifest, examples, verdicts, families={"student": "a"}, usd_per_1000={"student": 1.0}, resamples=50
     )
-    return report, {one.judge: one for one in report.checks}
+    return section, report, {one["judge"]: SimpleNamespace(**one) for one in report["checks"]}
 
 
 def verdict(word):
@@ -120,54 +113,43 @@ def verdict(word):
 def test_student_that_repeats_its_teacher_has_no_error(finished_arena, folder):
     _, examples = read_examples(folder, "test")
     spelt = {verdict: word for word, verdict in words_of(3).items()}
-    known = {
-        one.messages[1]["content"][-1]["text"].strip(): spelt[verdicts_of(one).by_dimension["overall"]]
-        for one in examples
-        if not one.mirrored
-    }
+    known = {one.prompt[1]["content"].strip(): spelt[one.verdict] for one in examples if not one.mirrored}
 
     def teacher(request):
         return verdict(known[next(part for part in request.parts if isinstance(part, str)).strip()])
 
-    report, by_name = check_judges(folder, student=teacher, base=lambda request: verdict("A"))
+    section, report, by_name = check_judges(folder, student=teacher, base=lambda request: verdict("A"))
     student, base, longer = by_name["student"], by_name["base"], by_name[LONGER]
     assert (
         student.rmse == pytest.approx(0, abs=1e-6)
         and student.agreement.value == 1
         and student.spearman == pytest.approx(1)
     )
-    assert student.own_lift.value == 0 and student.unusable == 0 and student.n == report.comparisons
+    assert student.own_lift.value == 0 and student.unusable == 0 and student.n == report["comparisons"]
     # A judge that always prefers the first answer says nothing about quality.
     assert base.first_share == 1 and base.rmse > 33
     assert base.kappa.value == pytest.approx(0, abs=1e-9) or base.kappa.value is None
-    assert longer.n == report.comparisons and longer.rmse > 0
-    assert report.ceiling is not None and report.ceiling.n > 0 and report.ceiling.observed > 0.5
-    (section,) = distil_sections(report)
+    assert longer.n == report["comparisons"] and longer.rmse > 0
+    assert report["ceiling"].n > 0 and report["ceiling"].observed > 0.5
     assert section.rows[1][0] == "student" and "within the bound of 33" in section.notes[0]
 
 
 def test_student_with_unusable_replies_has_no_figures(folder):
-    report, by_name = check_judges(folder, student=lambda request: "I would rather not.")
+    section, _, by_name = check_judges(folder, student=lambda request: "I would rather not.")
     student = by_name["student"]
-    comparisons = {(one.meme, one.task, one.a, one.b) for one in read_examples(folder, "test")[1]}
+    comparisons = {one.comparison for one in read_examples(folder, "test")[1]}
     assert student.n == 0 and student.unusable == len(comparisons)
     assert student.rmse is student.agreement is student.first_share is None
-    assert "It judged nothing" in distil_sections(report)[0].notes[0]
+    assert "It judged nothing" in section.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [({"hold_out": ["zebra"]}, "no family zebra"), ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train")],
+    ("hold_out", "words"), [(["zebra"], "no family zebra"), (["a", "b", "c", "e", "f"], "no example for train")]
 )
-def test_impossible_hold_outs_are_refused(finished_arena, options, words):
-    with pytest.raises(BadRequest) as caught:
-        judge_examples(
-            finished_arena.manifest(),
-            finished_arena.folder.events(),
-            {meme.id: meme for meme in finished_arena.memes},
-            **options,
-        )
-    assert words in caught.value.message
+def test_impossible_hold_outs_are_refused(finished_arena, tmp_path, hold_out, words):
+    with pytest.raises(BadRequest, match=words):
+        export(finished_arena, tmp_path / "sft", hold_out)
+    assert not (tmp_path / "sft").exists()
 
 
 def test_distil_check_explains_wrong_folders_and_models(tmp_path, folder):
@@ -197,19 +179,14 @@ def test_training_learns_only_the_replies(folder, tmp_path):
     (few / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
     out = tmp_path / "judge"
     command = [str(few), str(out), "--base", str(base), "--steps", "6", "--at-once", "2", "--rate", "1e-2"]
-    losses = train_judge.train(train_judge.arguments_of(command))
-    assert losses["last"] < 0.8 * losses["first"]
+    trainer = train_judge.train(train_judge.arguments_of(command))
+    losses = train_judge.losses_of(trainer)
+    assert losses[-1] < 0.8 * losses[0]
     names = load_file(out / "adapter_model.safetensors")
     assert names and not any("visual" in name for name in names), "the picture's encoder was trained"
-    # Only the last message is learned.
-    from transformers import AutoProcessor
-
-    processor, examples = AutoProcessor.from_pretrained(base), list(train_judge.read_dataset(few))
-    batch = train_judge.WholeReplies(processor, 16_384)(copy.deepcopy(examples[:2]))
+    # Only the last message is learned, and whole.
+    batch = trainer.data_collator(list(train_judge.read_dataset(few))[:2])
     for row, line in enumerate(lines[:2]):
         labels = batch["labels"][row]
-        learned = processor.tokenizer.decode(labels[labels != -100])
-        reply = json.loads(line)["messages"][2]["content"][0]["text"]
-        assert learned.split("<|im_end|>")[0] == reply
-    with pytest.raises(SystemExit, match="more than --longest 10"):
-        train_judge.WholeReplies(processor, 10)(examples[:1])
+        learned = trainer.processing_class.tokenizer.decode(labels[labels != -100])
+        assert learned.split("<|im_end|>")[0] == json.loads(line)["completion"][0]["content"]

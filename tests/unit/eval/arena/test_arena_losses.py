@@ -15,22 +15,13 @@ from court.errors import BadRequest, ModelRefused
 from eval.arena.events import Judged, LossExplained, NoReply
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
-from eval.arena.losses import explain_losses, loss_report, losses_of
+from eval.arena.losses import loss_questions, loss_sections, losses_of
 from eval.arena.words import LOSS_ERRORS, Verdict
 from eval.datasets.known import find_card
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import (
-    DIMENSIONS,
-    STRENGTHS,
-    Arena,
-    ArenaModel,
-    MemoryCallCache,
-    judged,
-    on_disk,
-    output_of,
-)
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, ask_after, judged, on_disk, output_of
 
 ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}
@@ -69,35 +60,32 @@ def reader(says=lambda request, usual: usual):
 
 def explain(arena, losses, *, name="owl", second=None, says=lambda request, usual: usual, memes=None):
     """Has lost battles explained; returns the scripted models with the calls made."""
-    scripted = {one: ScriptedModel(reader(says), name=one) for one in filter(None, (name, second))}
-    store = MemoryCallCache()
-    opened = {one: MeteredModel(one, model, store=store) for one, model in scripted.items()}
-    known = {meme.id: meme for meme in (arena.memes if memes is None else memes)}
-    explaining = explain_losses(
-        arena.folder, losses, known, explainer=opened[name], second=opened[second] if second else None, seed=0
-    )
-    asyncio.run(explaining)
-    return scripted
+    questions = loss_questions(arena.folder.events(), losses, explainer=name, second=second, seed=0)
+    return ask_after(arena, questions, {one: reader(says) for one in filter(None, (name, second))}, memes)
+
+
+def figures_of_losses(arena, **options):
+    return loss_sections(arena.manifest(), arena.folder.events(), **options)[1]
 
 
 def test_planted_faults_are_found_and_shares_add_up(finished_arena):
     losses = losses_of(finished_arena.manifest(), finished_arena.folder.events(), most=12, seed=0)
     assert max(Counter(loss.loser for loss in losses).values()) <= 12
     models = explain(finished_arena, losses, second="lark")
-    report = loss_report(finished_arena.manifest(), finished_arena.folder.events(), resamples=300)
-    assert {one.model for one in report.models} == {loss.loser for loss in losses} >= {"cedar", "elm", "fir"}
-    for one in report.models:
-        always = one.errors[FAULTS[one.model]]
+    report = figures_of_losses(finished_arena, resamples=300)
+    assert {one["model"] for one in report["models"]} == {loss.loser for loss in losses} >= {"cedar", "elm", "fir"}
+    for one in report["models"]:
+        always = one["errors"][FAULTS[one["model"]]]
         # Every resample is the same, as may happen by chance with few memes: hence the exact interval for that number.
-        memes = len({loss.meme for loss in losses if loss.loser == one.model})
+        memes = len({loss.meme for loss in losses if loss.loser == one["model"]})
         assert (always.value, always.high) == (1, 1) and always.low == pytest.approx(0.025 ** (1 / memes))
-        for shares in (one.aspects, one.errors):
+        for shares in (one["aspects"], one["errors"]):
             assert sum(figure.value for figure in shares.values()) == pytest.approx(1)
-        assert set(one.errors) == set(LOSS_ERRORS) and set(one.aspects) == set(ASPECTS)
+        assert set(one["errors"]) == set(LOSS_ERRORS) and set(one["aspects"]) == set(ASPECTS)
     # A tenth is explained twice, by two models that agree.
     again = [e for e in finished_arena.folder.events() if isinstance(e, LossExplained) and e.second]
     assert len(again) == len(models["lark"].asked) == round(0.1 * len(losses))
-    assert report.errors.n == len(again) and report.errors.observed == 1 and report.unexplained == 0
+    assert report["errors"].n == len(again) and report["errors"].observed == 1 and report["unexplained"] == 0
     # A second run makes no calls, and the leaderboard is unchanged.
     assert not any(model.asked for model in explain(finished_arena, losses, second="lark").values())
     assert leaderboard(finished_arena.root).overall.battles == 10 * 3 * 3
@@ -149,8 +137,8 @@ def test_explainer_prompts_are_fenced_and_anonymous(finished_arena):
     # After a second explanation each battle still counts by the first one.
     explainers = [e.explainer for e in finished_arena.folder.events() if isinstance(e, LossExplained)]
     assert "finch" in explainers
-    report = loss_report(finished_arena.manifest(), finished_arena.folder.events(), resamples=100)
-    assert sum(one.n for one in report.models) == len(
+    report = figures_of_losses(finished_arena, resamples=100)
+    assert sum(one["n"] for one in report["models"]) == len(
         {(e.meme, e.task, e.winner, e.loser) for e in finished_arena.folder.events() if isinstance(e, LossExplained)}
     )
 
@@ -168,9 +156,9 @@ def test_no_model_explains_its_own_battle_and_unusable_replies_are_counted(tmp_p
     first = [e for e in events if isinstance(e, LossExplained) and not e.second]
     assert all(e.explainer not in (e.winner, e.loser) for e in first) and {e.explainer for e in first} == {"ash", "owl"}
     silent = [e for e in events if isinstance(e, NoReply)]
-    report = loss_report(arena.manifest(), events, resamples=100)
-    assert silent and report.unexplained == sum(e.to == "explanation" for e in silent)
-    with pytest.raises(BadRequest, match="memes of the lost battles"):
+    unexplained = figures_of_losses(arena, resamples=100)["unexplained"]
+    assert silent and unexplained == sum(e.to == "explanation" for e in silent)
+    with pytest.raises(BadRequest, match="memes of the arena"):
         explain(arena, losses, name="owl", memes=())
     with pytest.raises(ModelRefused):
         explain(arena, losses, name="wren", says=lambda request, usual: ModelRefused("no such model", status=404))
@@ -225,9 +213,10 @@ def test_loss_explained_later_by_another_model_counts_as_explained(tmp_path):
     arena.hold()
     losses = losses_of(arena.manifest(), arena.folder.events(), most=1, seed=0)
     explain(arena, losses[:1], name="owl", says=lambda request, usual: "?")
-    assert loss_report(arena.manifest(), arena.folder.events()) is None
+    with pytest.raises(BadRequest, match="No loss has been explained yet"):
+        figures_of_losses(arena)
     explain(arena, losses[:1], name="finch")
-    assert loss_report(arena.manifest(), arena.folder.events(), resamples=10).unexplained == 0
+    assert figures_of_losses(arena, resamples=10)["unexplained"] == 0
 
 
 def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monkeypatch):
