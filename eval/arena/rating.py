@@ -4,19 +4,19 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 from eval.arena.agreement import HumanVerdict, battle_key
 from eval.arena.events import ContextSimulated, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder
-from eval.arena.speakers import answers_of
+from eval.arena.speakers import answers_of, rounds_of
 from eval.arena.words import Relevance
 from eval.reports.ratings import RatedItem, SheetKind, SheetRatings, criteria_of
 from eval.reports.sections import Section
 from eval.scores.means import mean_of
-from eval.scores.measure import Figure, figure
+from eval.scores.measure import figure
 
 PAPER = "papers/memearena"
 """File of published ratings."""
@@ -67,7 +67,7 @@ def _contexts(root: Path) -> list[RatedItem]:
 def _battles(root: Path) -> list[RatedItem]:
     """Lists battles: a question and two answers, in an order of their own."""
     events = ArenaFolder(root).events()
-    questions = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
+    questions = rounds_of(events)
     answers = answers_of(events)
     items = []
     for battle in sorted({battle_key(e) for e in events if isinstance(e, Judged) and e.study == "arena"}):
@@ -104,19 +104,11 @@ def human_verdicts(rated: SheetRatings) -> tuple[HumanVerdict, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RoundMeasures:
-    """Measures of guidelines after one round, which need no raters."""
+def measures_by_round(items: Sequence[RatedItem]) -> list[dict[str, Any]]:
+    """Measures by round what needs no raters: mean length in words, and how much is kept from the round before.
 
-    round: int
-    n: int
-    words: float
-    kept: float | None
-    """Mean share of words in both this text and the previous one, of words in either (Jaccard); None in round 0."""
-
-
-def measures_by_round(items: Sequence[RatedItem]) -> tuple[RoundMeasures, ...]:
-    """Measures the length of guidelines, and how much of each is kept from round to round."""
+    Kept is the mean share of words in both texts, of words in either (Jaccard); None in round 0.
+    """
     texts: dict[int, dict[tuple[str, int], list[str]]] = defaultdict(dict)
     for item in items:
         text = " ".join(words for _, words in item.parts)
@@ -126,56 +118,46 @@ def measures_by_round(items: Sequence[RatedItem]) -> tuple[RoundMeasures, ...]:
         # A round that failed left no text.
         pairs = [(set(here[key]), set(before)) for key, before in texts.get(number - 1, {}).items() if key in here]
         shares = [len(now & before) / max(1, len(now | before)) for now, before in pairs]
-        words = sum(map(len, here.values())) / len(here)
-        found.append(RoundMeasures(number, len(here), words, kept=sum(shares) / len(shares) if shares else None))
-    return tuple(found)
+        overlap = fmean(shares) if shares else None
+        found.append({"round": number, "n": len(here), "words": fmean(map(len, here.values())), "kept": overlap})
+    return found
 
 
-def measure_section(measures: Sequence[RoundMeasures]) -> Section:
+def measure_section(measures: Sequence[Mapping[str, Any]]) -> Section:
     """Builds a table of the measures by round."""
-    rows = [
-        (str(one.round), f"{one.n:,}", f"{one.words:.0f}", "–" if one.kept is None else f"{one.kept:.0%}")
-        for one in measures
-    ]
+    rows = ((str(one["round"]), f"{one['n']:,}", f"{one['words']:.0f}", figure(one["kept"], ".0%")) for one in measures)
     note = "Kept: words that a text and the one before it have in common, of all that they have (Jaccard)."
     return Section("measures", "By round of the fusion", (("round", "guidelines", "words", "kept"), *rows), (note,))
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRatings:
-    """Ratings of guidelines after one round, all criteria together."""
-
-    round: int
-    items: int
-    mean: Figure
-
-
-def ratings_by_round(rated: SheetRatings) -> tuple[RoundRatings, ...]:
+def ratings_by_round(rated: SheetRatings) -> list[dict[str, Any]]:
     """Computes the mean score by round of the fusion, all criteria together."""
-    by_round: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    scores: dict[int, list[tuple[str, float]]] = defaultdict(list)
     items: dict[int, set[str]] = defaultdict(set)
     for one, origin in rated.once():
-        by_round[origin["round"]].append((origin["meme"], float(one.score)))
+        scores[origin["round"]].append((origin["meme"], float(one.score)))
         items[origin["round"]].add(one.item)
-    means = ((number, mean_of(values)) for number, values in sorted(by_round.items()))
-    return tuple(RoundRatings(number, len(items[number]), mean) for number, mean in means if mean is not None)
+    return [
+        {"round": number, "items": len(items[number]), "mean": mean_of(values)}
+        for number, values in sorted(scores.items())
+    ]
 
 
-def plateau(rounds: Sequence[RoundRatings]) -> int | None:
+def plateau(rounds: Sequence[Mapping[str, Any]]) -> int | None:
     """Finds the round after which scores no longer rise; None if they still rise in the last round.
 
     No later round's mean exceeds that round's mean by half the width of the later round's interval or more.
     """
     for place, here in enumerate(rounds[:-1]):
-        gains = [one.mean.value - here.mean.value >= (one.mean.high - one.mean.low) / 2 for one in rounds[place + 1 :]]
-        if not any(gains):
-            return here.round
+        later = (one["mean"] for one in rounds[place + 1 :])
+        if not any(mean.value - here["mean"].value >= (mean.high - mean.low) / 2 for mean in later):
+            return int(here["round"])
     return None
 
 
-def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
+def round_section(rounds: Sequence[Mapping[str, Any]], end: int | None) -> Section:
     """Builds a table of mean ratings by round, with the round after which scores no longer rise."""
-    rows = [(str(one.round), f"{one.items:,}", figure(one.mean, ".2f")) for one in rounds]
+    rows = [(str(one["round"]), f"{one['items']:,}", figure(one["mean"], ".2f")) for one in rounds]
     if len(rounds) < 2:
         note = "Guidelines of several rounds (--rounds 0-14) show from which one on nothing is gained."
     elif end is None:

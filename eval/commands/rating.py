@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -75,43 +75,37 @@ def rate_arena(**options: Any) -> Shown | None:
     after which nothing is gained; of battles, how far judges and people agree, and writes NAME.humans.jsonl for arena
     --humans. With neither it shows what needs no raters: length, and how much stays between rounds.
     """
-    folder = ArenaFolder(options["out"])
+    out, folder = options["out"], ArenaFolder(options["out"])
     manifest = folder.manifest()
     rounds = _rounds(options["rounds"])
-    if not options["sheet"] and not options["ratings"]:
-        measures = arena_rating.measures_by_round(arena_rating.guidelines(options["out"]))
+    if options["sheet"]:
+        kind = arena_rating.KINDS[options["what"]]
+        items = kind.items(out)
+        if options["what"] == "guidelines":
+            items = [one for one in items if (one.origin["last"] if rounds is None else one.origin["round"] in rounds)]
+        if rounds is not None:
+            kind = replace(kind, evenly="round")
+        return _draw(options, kind, items, _pictures_of(options, manifest))
+    if not options["ratings"]:
+        measures = arena_rating.measures_by_round(arena_rating.guidelines(out))
         title = f"Guidelines of {manifest.name}"
-        figures = {"ratings": [], "measures": [asdict(one) for one in measures]}
-        return Shown(title=title, lead=[title], sections=[arena_rating.measure_section(measures)], figures=figures)
-
-    def chosen(items: Sequence[RatedItem]) -> Sequence[RatedItem]:
-        if options["what"] != "guidelines":
-            return items
-        return [one for one in items if (one.origin["last"] if rounds is None else one.origin["round"] in rounds)]
-
-    def beside(rated: SheetRatings, _: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
-        if rated.key.what == "guidelines":
-            by_round = arena_rating.ratings_by_round(rated)
-            end = arena_rating.plateau(by_round)
-            figures = {"by_round": [asdict(one) for one in by_round], "plateau": end}
-            return figures, [arena_rating.round_section(by_round, end)]
-        if rated.key.what == "contexts":
-            return {}, []
-        agreement = human_agreement(folder.events(), verdicts := arena_rating.human_verdicts(rated))
+        sections = [arena_rating.measure_section(measures)]
+        return Shown(title=title, lead=[title], sections=sections, figures={"ratings": [], "measures": measures})
+    rated = _read(options, arena_rating.KINDS)
+    figures: dict[str, Any] = {}
+    beside: Sequence[Section] = ()
+    if rated.key.what == "guidelines":
+        by_round = arena_rating.ratings_by_round(rated)
+        end = arena_rating.plateau(by_round)
+        figures, beside = {"by_round": by_round, "plateau": end}, [arena_rating.round_section(by_round, end)]
+    elif rated.key.what == "battles":
+        verdicts = arena_rating.human_verdicts(rated)
+        agreement = human_agreement(folder.events(), verdicts)
         path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
-        return {"people": agreement}, list(human_sections(agreement))
-
-    return _rate(
-        options,
-        arena_rating.KINDS,
-        arena_rating.PAPER,
-        chosen=chosen,
-        evenly="" if rounds is None else "round",
-        pictures=lambda: _pictures_of(options, manifest),
-        beside=beside,
-    )
+        figures, beside = {"people": agreement}, human_sections(agreement)
+    return _report(options, rated, published_file(arena_rating.PAPER), beside=beside, figures=figures)
 
 
 @click.command("rate")
@@ -129,55 +123,52 @@ def rate_probe(**options: Any) -> Shown | None:
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
-    ProbeFolder(options["out"]).manifest()
-    return _rate(
-        options,
-        probe_rating.KINDS,
-        probe_rating.PAPER,
-        pictures=lambda: probe_rating.pictures_of(options["out"]),
-        beside=lambda rated, paper: ({}, probe_rating.agent_sections(rated, paper, threshold=options["threshold"])),
-    )
-
-
-def _rate(
-    options: Mapping[str, Any],
-    kinds: Mapping[str, SheetKind],
-    paper_file: str,
-    *,
-    pictures: Callable[[], Callable[[str], tuple[bytes, ...]]],
-    beside: Callable[[SheetRatings, Mapping[str, Any]], tuple[dict[str, Any], list[Section]]],
-    chosen: Callable[[Sequence[RatedItem]], Sequence[RatedItem]] = lambda items: items,
-    evenly: str = "",
-) -> Shown | None:
-    """Draws a sheet, or reports on ratings of one.
-
-    Args:
-        beside: Returns further figures and sections for ratings and the paper's own figures.
-    """
-    what, seed = options["what"], options["seed"]
-    if stem := options["sheet"]:
-        # A sheet is four files of one name; an ending that was typed belongs to one of them.
-        stem = stem.with_suffix("") if stem.suffix in (".jsonl", ".csv") else stem
-        kind = kinds[what]
-        items = draw_items(
-            chosen(kind.items(options["out"])), options["count"], seed=seed, evenly=evenly or kind.evenly
-        )
-        (*files, hidden), key = write_sheet(stem, what, kind, items, seed=seed, pictures=pictures())
-        names = "{}, {} and {}".format(*files)
-        again = f"{len(key.items)} items, {key.repeats} of them a second time"
-        click.echo(f"{names}: {again}. {hidden} is not for the raters.")
-        return None
+    out, paper = options["out"], published_file(probe_rating.PAPER)
+    ProbeFolder(out).manifest()
+    if options["sheet"]:
+        kind = probe_rating.KINDS[options["what"]]
+        return _draw(options, kind, kind.items(out), probe_rating.pictures_of(out))
     if not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
+    rated = _read(options, probe_rating.KINDS)
+    beside = probe_rating.agent_sections(rated, paper, threshold=options["threshold"])
+    return _report(options, rated, paper, beside=beside, figures={})
+
+
+def _draw(
+    options: Mapping[str, Any],
+    kind: SheetKind,
+    items: Sequence[RatedItem],
+    pictures: Callable[[str], tuple[bytes, ...]],
+) -> None:
+    stem, seed = options["sheet"], options["seed"]
+    # A sheet is four files of one name; an ending that was typed belongs to one of them.
+    stem = stem.with_suffix("") if stem.suffix in (".jsonl", ".csv") else stem
+    drawn = draw_items(items, options["count"], seed=seed, evenly=kind.evenly)
+    (*files, hidden), key = write_sheet(stem, options["what"], kind, drawn, seed=seed, pictures=pictures)
+    names = "{}, {} and {}".format(*files)
+    again = f"{len(key.items)} items, {key.repeats} of them a second time"
+    click.echo(f"{names}: {again}. {hidden} is not for the raters.")
+
+
+def _read(options: Mapping[str, Any], kinds: Mapping[str, SheetKind]) -> SheetRatings:
     if not options["key"]:
         raise click.UsageError("--ratings needs --key: the key of the sheet that was rated.")
-    rated = read_sheet(options["key"], options["ratings"], kinds)
-    found, paper = summarise(rated), published_file(paper_file)
-    more, sections = beside(rated, paper)
+    return read_sheet(options["key"], options["ratings"], kinds)
+
+
+def _report(
+    options: Mapping[str, Any],
+    rated: SheetRatings,
+    paper: Mapping[str, Any],
+    *,
+    beside: Sequence[Section],
+    figures: Mapping[str, Any],
+) -> Shown:
+    found = summarise(rated)
     title = f"Ratings: {rated.key.what} of {options['out'].resolve().name}"
-    figures = {"ratings": [asdict(one) for one in found], **more}
-    sections = [rating_section(found, rated.key.what, paper), *sections]
-    return Shown(title=title, lead=[title], sections=sections, figures=figures)
+    sections = [rating_section(found, rated.key.what, paper), *beside]
+    return Shown(title=title, lead=[title], sections=sections, figures={"ratings": found, **figures})
 
 
 def _rounds(text: str) -> range | None:

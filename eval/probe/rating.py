@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,23 +38,20 @@ def _mined(root: Path) -> list[RatedItem]:
     ]
 
 
-def _references(root: Path) -> list[RatedItem]:
-    return [
-        RatedItem((*about, ("explanation", one.scoring.reference)), {"meme": one.meme, "category": one.category})
-        for one, about in _scored(root)
-        if one.scoring.reference
-    ]
-
-
-def _scores(root: Path) -> list[RatedItem]:
-    return [
-        RatedItem(
-            (*about, ("reference", one.scoring.reference), ("explanation", one.scoring.answer)),
-            {"meme": one.meme, "category": one.category, "agent": one.scoring.score},
-        )
-        for one, about in _scored(root)
-        if one.scoring.score is not None
-    ]
+def _scored(root: Path, *, answers: bool) -> list[RatedItem]:
+    """Lists references of the Scorer, or the target's answers beside them with the scores that they got."""
+    folder = ProbeFolder(root)
+    lines = {category.name: category.line for category in folder.taxonomy()}
+    items = []
+    for one in folder.read(SCORED, Scored):
+        about, scoring = (("text", one.text), ("asked about", lines[one.category])), one.scoring
+        origin = {"meme": one.meme, "category": one.category}
+        if answers and scoring.score is not None:
+            parts = (*about, ("reference", scoring.reference), ("explanation", scoring.answer))
+            items.append(RatedItem(parts, {**origin, "agent": scoring.score}))
+        elif not answers and scoring.reference:
+            items.append(RatedItem((*about, ("explanation", scoring.reference)), origin))
+    return items
 
 
 def _rewritten(root: Path) -> list[RatedItem]:
@@ -72,17 +70,11 @@ def _texts(root: Path) -> dict[str, str]:
     return {meme.id: meme.text for meme in ProbeFolder(root).memes()}
 
 
-def _scored(root: Path) -> list[tuple[Scored, tuple[tuple[str, str], ...]]]:
-    folder = ProbeFolder(root)
-    lines = {category.name: category.line for category in folder.taxonomy()}
-    return [(one, (("text", one.text), ("asked about", lines[one.category]))) for one in folder.read(SCORED, Scored)]
-
-
 KINDS: Mapping[str, SheetKind] = {
     # Half of either, so that a rater who says yes to everything is right on no more than half.
     "mine": SheetKind(criteria_of("mine"), _mined, evenly="agent"),
-    "references": SheetKind(criteria_of("explanations"), _references),
-    "scores": SheetKind(criteria_of("scores"), _scores),
+    "references": SheetKind(criteria_of("explanations"), partial(_scored, answers=False)),
+    "scores": SheetKind(criteria_of("scores"), partial(_scored, answers=True)),
     "rewritten": SheetKind(criteria_of("rewritten"), _rewritten, mark=MARK),
 }
 

@@ -18,7 +18,6 @@ import json
 import random
 import re
 import tomllib
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -36,16 +34,11 @@ from eval.datasets.record_files import read_json_lines
 from eval.reports.sections import Section
 from eval.scores.annotators import alpha
 from eval.scores.means import mean_of
-from eval.scores.measure import Figure, figure
+from eval.scores.measure import NOTHING, figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from serving.access.private_files import hand_on
-from serving.docket.review.agreement import Kappa, fleiss
+from serving.docket.review.agreement import fleiss
 
-_VEIL = """
-.veiled img, .veiled canvas { filter: blur(24px); transition: filter 0s 20s; }
-.veiled:active img, .veiled:active canvas { filter: none; transition: none; }
-"""
-"""Style of a project of Label Studio: a picture is blurred, until it is clicked and for 20 seconds from then."""
 _LOCAL_FILES = "/data/local-files/?d="
 """Address at which Label Studio serves files below its LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -65,20 +58,14 @@ class Rating(BaseModel):
     score: int
 
 
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """A question that each item is scored by."""
-
-    key: str
-    words: str
-    low: int = 1
-    high: int = 3
+Criteria = Mapping[str, Mapping[str, Any]]
+"""Questions that each item is scored by, by key: ``question``, and the scores ``low`` and ``high`` at the ends."""
 
 
-def criteria_of(kind: str) -> tuple[Criterion, ...]:
+def criteria_of(kind: str) -> Criteria:
     """Reads the criteria of a kind of sheet."""
     table = tomllib.loads((files("eval.reports") / "sheets.toml").read_text("utf-8"))[kind]
-    return tuple(Criterion(key, **row) for key, row in table.items())
+    return {key: {"low": 1, "high": 3, **row} for key, row in table.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +82,7 @@ class RatedItem:
 class SheetKind:
     """Description of what is rated."""
 
-    criteria: tuple[Criterion, ...]
+    criteria: Criteria
     items: Callable[[Path], Sequence[RatedItem]]
     """Lists all items in a folder; the same each time, in the same order."""
     evenly: str = ""
@@ -187,14 +174,13 @@ def write_sheet(
     """
     marked = {NOT_FOR_LIBRARIES: kind.mark} if kind.mark else {}
     folder = stem.with_suffix(".pictures").name
-    scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in kind.criteria}
     shown = {meme: pictures(meme) for meme in dict.fromkeys(str(item.origin["meme"]) for item in items)}
     rows, entries = [], {}
     for name, repeat_of, item in _laid_out(items, seed):
         paths = [_path(folder, jpeg) for jpeg in shown[str(item.origin["meme"])]]
-        rows.append({**marked, "item": name, "parts": dict(item.parts), "pictures": paths, "criteria": scales})
+        rows.append({**marked, "item": name, "parts": dict(item.parts), "pictures": paths, "criteria": kind.criteria})
         entries[name] = KeyEntry(repeat_of=repeat_of, origin=dict(item.origin))
-    ends = {one.key: (one.low, one.high) for one in kind.criteria}
+    ends = {name: (one["low"], one["high"]) for name, one in kind.criteria.items()}
     key = SheetKey(what=what, seed=seed, criteria=ends, items=entries)
     headings = list(dict.fromkeys(name for item in items for name, _ in item.parts))
     most = max(map(len, shown.values()))
@@ -248,12 +234,12 @@ def _table(
     rows: Sequence[Mapping[str, Any]],
     headings: Sequence[str],
     pictures: int,
-    criteria: Sequence[Criterion],
+    criteria: Criteria,
     marked: Mapping[str, str],
 ) -> str:
     file = io.StringIO()
     frames = [f"picture_{number}" for number in range(1, pictures + 1)]
-    columns = ("item", *map(_column, headings), *frames, "who", *(one.key for one in criteria), *marked)
+    columns = ("item", *map(_column, headings), *frames, "who", *criteria, *marked)
     writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
@@ -264,26 +250,13 @@ def _table(
     return file.getvalue()
 
 
-def _project(headings: Sequence[str], pictures: int, criteria: Sequence[Criterion]) -> str:
+def _project(headings: Sequence[str], pictures: int, criteria: Criteria) -> str:
     """The labelling configuration for Label Studio, into which the table is imported."""
-    view = ElementTree.Element("View")
-    if pictures:
-        ElementTree.SubElement(view, "Style").text = _VEIL
-    veiled = ElementTree.SubElement(view, "View", className="veiled")
-    for number in range(1, pictures + 1):
-        ElementTree.SubElement(veiled, "Image", name=f"picture_{number}", value=f"$picture_{number}")
-    for heading in headings:
-        ElementTree.SubElement(view, "Header", value=heading)
-        ElementTree.SubElement(view, "Text", name=_column(heading), value=f"${_column(heading)}")
-    for one in criteria:
-        ElementTree.SubElement(view, "Header", value=one.words)
-        choices = ElementTree.SubElement(
-            view, "Choices", name=one.key, toName=_column(headings[0]), choice="single-radio", required="true"
-        )
-        for score in range(one.low, one.high + 1):
-            ElementTree.SubElement(choices, "Choice", value=str(score))
-    ElementTree.indent(view)
-    return ElementTree.tostring(view, encoding="unicode") + "\n"
+    from serving.views.text import environment
+
+    columns = {heading: _column(heading) for heading in headings}
+    template = environment("eval.reports").get_template("label-studio.xml")
+    return template.render(columns=columns, pictures=pictures, criteria=criteria)
 
 
 def read_sheet(key_file: Path, rated: Sequence[Path], kinds: Mapping[str, SheetKind]) -> SheetRatings:
@@ -338,28 +311,12 @@ def _rated(path: Path, key: SheetKey) -> Iterator[tuple[int, Rating]]:
                     raise _unreadable(f"{path.name}, line {number}: {fault['loc'][0]}: {fault['msg']}.") from None
 
 
-@dataclass(frozen=True, slots=True)
-class CriterionRatings:
-    """Ratings by one criterion."""
+def summarise(rated: SheetRatings) -> list[dict[str, Any]]:
+    """Figures of each criterion, in order of first appearance; None if undefined.
 
-    criterion: str
-    items: int
-    """Number of items that were rated, each counted once however often it was shown."""
-    raters: int
-    mean: Figure
-    fleiss: Kappa
-    cohen: float | None
-    """Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all."""
-    pairs: int
-    alpha: float | None
-    repeated: int
-    """Number of times that a rater scored an item twice."""
-    alike: float | None
-    """Share of these with the same score both times."""
-
-
-def summarise(rated: SheetRatings) -> tuple[CriterionRatings, ...]:
-    """Figures of each criterion, in order of first appearance."""
+    An item counts once, however often it was shown. ``repeated`` counts scores of items that their rater scored twice,
+    and ``alike`` is the share of these with the same score both times; ``cohen`` is the mean over pairs of raters.
+    """
     scores: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for one, _ in rated.once():
         scores[one.criterion][one.item][one.who] = one.score
@@ -376,21 +333,20 @@ def summarise(rated: SheetRatings) -> tuple[CriterionRatings, ...]:
         if mean is None:
             continue
         kappas, alike = _pairwise(by_item), twice[criterion]
-        found.append(
-            CriterionRatings(
-                criterion=criterion,
-                items=len(by_item),
-                raters=len({who for own in by_item.values() for who in own}),
-                mean=mean,
-                fleiss=fleiss([[str(score) for score in own.values()] for own in by_item.values()]),
-                cohen=float(np.mean(kappas)) if kappas else None,
-                pairs=len(kappas),
-                alpha=alpha([list(own.values()) for own in by_item.values()]),
-                repeated=len(alike),
-                alike=float(np.mean(alike)) if alike else None,
-            )
-        )
-    return tuple(found)
+        figures = {
+            "criterion": criterion,
+            "items": len(by_item),
+            "raters": len({who for own in by_item.values() for who in own}),
+            "mean": mean,
+            "fleiss": fleiss([[str(score) for score in own.values()] for own in by_item.values()]),
+            "cohen": float(np.mean(kappas)) if kappas else None,
+            "pairs": len(kappas),
+            "alpha": alpha([list(own.values()) for own in by_item.values()]),
+            "repeated": len(alike),
+            "alike": float(np.mean(alike)) if alike else None,
+        }
+        found.append(figures)
+    return found
 
 
 def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
@@ -402,10 +358,7 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
     one, other = zip(*pairs, strict=True)
     # Includes unused scores: weights depend on positions, and 2 and 5 must not become adjacent if 3 and 4 are unused.
     scores = range(min(*one, *other), max(*one, *other) + 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 0 / 0, which shows in the result
-        value = float(cohen_kappa_score(one, other, labels=scores, weights="quadratic"))
-    return None if np.isnan(value) else value
+    return float(cohen_kappa_score(one, other, labels=scores, weights="quadratic"))
 
 
 def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:
@@ -417,19 +370,18 @@ def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def rating_section(found: Sequence[CriterionRatings], what: str, paper: Mapping[str, Any]) -> Section:
+def rating_section(found: Sequence[Mapping[str, Any]], what: str, paper: Mapping[str, Any]) -> Section:
     """Means and agreement by criterion, beside those of a file of published figures."""
     published = paper["rated"].get(what, {})
     header = ("criterion", "items", "raters", "mean", "Fleiss’ κ", "Cohen’s κ, quadratic", "Krippendorff’s α")
     header = (*header, "alike again", *(("published", "agreement") if published else ()))
     rows = []
     for one in found:
-        beside = published.get(one.criterion, {})
-        cells = (figure(beside.get("mean"), ".2f"), figure(beside.get("agreement"), ".2f"))
-        agreement = (figure(value, ".2f") for value in (one.fleiss.value, one.cohen, one.alpha))
-        alike = "–" if one.alike is None else f"{one.alike:.2f} of {one.repeated:,}"
-        own = (one.criterion, f"{one.items:,}", f"{one.raters:,}", figure(one.mean, ".2f"), *agreement, alike)
-        rows.append((*own, *(cells if published else ())))
+        beside = published.get(one["criterion"], {})
+        cells = [figure(beside.get(name), ".2f") for name in ("mean", "agreement")] if published else ()
+        values = (figure(value, ".2f") for value in (one["mean"], one["fleiss"].value, one["cohen"], one["alpha"]))
+        alike = NOTHING if one["alike"] is None else f"{one['alike']:.2f} of {one['repeated']:,}"
+        rows.append((one["criterion"], f"{one['items']:,}", f"{one['raters']:,}", *values, alike, *cells))
     notes = [
         "Intervals are 95 %, by bootstrap over items. κ with quadratic weights is the mean over pairs of raters, α is "
         "for ordered scores; “alike again” is the share of items shown twice that their rater scored alike.",

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,10 +19,9 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.events import Judged
 from eval.arena.folder import read_lines
-from eval.arena.rating import KINDS, RoundRatings, measures_by_round, plateau, ratings_by_round
+from eval.arena.rating import KINDS, measures_by_round, plateau, ratings_by_round
 from eval.probe.folder import MARK
 from eval.reports.ratings import (
-    Criterion,
     KeyEntry,
     RatedItem,
     Rating,
@@ -53,12 +53,17 @@ def rated(scores, origins=None, repeats=None):
     return SheetRatings(SheetKey(what="guidelines", seed=0, criteria={"c": (1, 10)}, items=entries), ratings)
 
 
+def summary_of(scores, **about):
+    (found,) = summarise(rated(scores, **about))
+    return SimpleNamespace(**found)
+
+
 def test_kappas_and_means_match_other_implementations():
     rng = np.random.default_rng(3)
     truth = rng.integers(1, 4, 40)
     table = np.clip(truth[:, None] + rng.integers(-1, 2, (40, 3)), 1, 3)
     scores = [(f"i{n}", f"p{who}", score) for n, row in enumerate(table.tolist()) for who, score in enumerate(row)]
-    (found,) = summarise(rated(scores))
+    found = summary_of(scores)
     assert (found.items, found.raters, found.pairs) == (40, 3, 3)
     assert found.mean.value == pytest.approx(table.mean()) and found.mean.low < found.mean.value < found.mean.high
     assert found.fleiss.value == pytest.approx(fleiss_kappa(aggregate_raters(table)[0]))
@@ -83,17 +88,18 @@ def test_kappas_and_means_match_other_implementations():
 def test_repeated_items_count_only_towards_self_agreement():
     scores = [("a", "p", 1), ("b", "p", 3), ("c", "p", 3), ("a2", "p", 1), ("b2", "p", 2)]
     repeats = {"a2": "a", "b2": "b"}
-    (found,) = summarise(rated([*scores, ("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)], repeats=repeats))
+    found = summary_of([*scores, ("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)], repeats=repeats)
     assert found.items == 3 and found.mean.value == pytest.approx((1 + 3 + 3 + 1 + 3) / 5)
     assert (found.repeated, found.alike) == (3, pytest.approx(2 / 3))
-    assert summarise(rated([("a2", "p", 1)], repeats=repeats)) == ()
+    assert summarise(rated([("a2", "p", 1)], repeats=repeats)) == []
 
 
 # The sheet
 
 
-def a_kind(*criteria, **described):
-    return SheetKind(criteria or (Criterion("c", "?"),), lambda _: (), **described)
+def a_kind(**criteria):
+    scales = (criteria or {"c": ("?", 3)}).items()
+    return SheetKind({key: {"question": words, "low": 1, "high": high} for key, (words, high) in scales}, lambda _: ())
 
 
 def some_items(count, memes=50):
@@ -129,7 +135,7 @@ def test_items_are_drawn_of_different_memes_and_evenly():
 
 
 def test_rating_files_hide_the_origin_of_each_item(tmp_path):
-    kind = a_kind(Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
+    kind = a_kind(soundness=("Is it right? <b>", 3), score=("How good?", 10))
     items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"})] * 3
     stem = tmp_path / "deep" / "s"
     files, _ = write_sheet(stem, "guidelines", kind, items, seed=0, pictures={"secret-1": (b"jpeg",)}.get)
@@ -221,7 +227,7 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
 
 def test_no_plateau_is_found_while_the_last_round_still_gains():
     def rounds(*means):
-        return [RoundRatings(n, 10, Figure(mean, mean - 0.1, mean + 0.1)) for n, mean in enumerate(means)]
+        return [{"round": n, "mean": Figure(mean, mean - 0.1, mean + 0.1)} for n, mean in enumerate(means)]
 
     assert plateau(rounds(1, 2, 2.5, 2.55, 2.5)) == 2
     assert plateau(rounds(1, 2, 3)) is None and plateau(rounds(2)) is None and plateau([]) is None
@@ -282,7 +288,7 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
 
 
 def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
-    kind = a_kind(Criterion("soundness", "Is it right?"), Criterion("score", "How good?", 1, 10))
+    kind = a_kind(soundness=("Is it right?", 3), score=("How good?", 10))
     items = [RatedItem((("kind of harm", "=cmd()"),), {"meme": f"m{number}"}) for number in range(2)]
     (_, table, _, path), _ = write_sheet(tmp_path / "s", "guidelines", kind, items, seed=0)
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -315,8 +321,8 @@ def test_measures_by_round_need_no_ratings():
             for number, (one, other) in enumerate(texts)
         ]
     )
-    assert (start.words, start.kept, end.words) == (6, None, 6)
-    assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
+    assert (start["words"], start["kept"], end["words"]) == (6, None, 6)
+    assert end["kept"] == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
 
 
 def test_bad_options_and_files_are_named(finished_arena, tmp_path):
@@ -393,7 +399,7 @@ def test_ratings_by_round_ignore_repeated_items_and_the_last_rating_counts(tmp_p
     origins = {f"i{n}": {"meme": f"m{n}", "round": n % 2} for n in range(4)} | {"i4": {"meme": "m0", "round": 0}}
     scores = [("i0", "p", 2), ("i1", "p", 3), ("i2", "p", 2), ("i3", "p", 3), ("i4", "p", 1)]
     found = ratings_by_round(rated(scores, origins, {"i4": "i0"}))
-    assert [(one.round, one.items, one.mean.value) for one in found] == [(0, 2, 2), (1, 2, 3)]
+    assert [(one["round"], one["items"], one["mean"].value) for one in found] == [(0, 2, 2), (1, 2, 3)]
     (tmp_path / "k.key.json").write_text(rated(scores, origins).key.model_dump_json())
     line = '{"item": "i0", "who": "p", "criterion": "c", "score": 1}\n'
     (tmp_path / "r.jsonl").write_text(line + line.replace("1}", "2}"))
