@@ -98,31 +98,7 @@ class _CriteriaFile(BaseModel):
 
 _USUAL = read_criteria("memearena", Path())
 _SETTINGS = "[arena] in the file of models"
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "as-published": {
-        "levels": 3,
-        "swapped": False,
-        # The paper excludes a judge's own answer only from fusion.
-        "own_case": True,
-        "pairing": "coverage",
-        "answers_per_task": 3,
-        "temperature": 1.0,
-        "guideline": "fused",
-        "vote": "majority",
-    },
-    "probench": {
-        "levels": 5,
-        "swapped": True,
-        "pairing": "baseline",
-        "answers_per_task": 2,
-        "criteria": "probench",
-        "guideline": "none",
-        "judge_answers": True,
-        "elo_k": 32.0,
-        "temperature": 0.0,
-    },
-}
-"""Settings that go together, by name; the whole panel judges each battle besides."""
+_PRESETS = tomllib.loads((files("eval.arena") / "presets.toml").read_text("utf-8"))
 
 
 class ArenaSettings(BaseModel):

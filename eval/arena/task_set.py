@@ -17,7 +17,6 @@ import numpy as np
 
 from court.errors import BadRequest
 from court.events import QuestionAsked, Side
-from court.record import TrialRecord
 from eval.arena.folder import FixedTask
 from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
@@ -53,15 +52,6 @@ class SetRules:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSet:
-    """The chosen questions, with tags ``field``, ``sub_field``, ``difficulty`` and, of several rounds, ``depends``."""
-
-    tasks: tuple[FixedTask, ...]
-    left: Mapping[str, int]
-    """Number of questions left after each step, in order."""
-
-
 async def build_set(
     candidates: Sequence[FixedTask],
     memes: Mapping[str, ShownMeme],
@@ -70,8 +60,13 @@ async def build_set(
     *,
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
-) -> TaskSet:
-    """Chooses questions. Raises BudgetSpent, CallsError, Unavailable, ModelRefused: The annotator can't be called."""
+) -> tuple[list[FixedTask], dict[str, int]]:
+    """Chooses questions, with tags ``field``, ``sub_field``, ``difficulty`` and, of several rounds, ``depends``.
+
+    Returns them and the number of questions left after each step, in order.
+
+    Raises BudgetSpent, CallsError, Unavailable, ModelRefused: The annotator can't be called.
+    """
     left = {"candidates": len(candidates)}
 
     def counted(step: str, tasks: list[FixedTask]) -> list[FixedTask]:
@@ -87,7 +82,7 @@ async def build_set(
 
     async def annotate(step: str, tasks: list[FixedTask], ask: _Ask) -> list[FixedTask]:
         async def one(task: FixedTask) -> FixedTask | None:
-            tags = await reply_or_reason(ask(task, Speaker(annotator, memes[task.meme], 0)))
+            tags = await reply_or_reason(ask(task, Speaker(annotator, memes[task.meme])))
             # A question without a usable reply has no field, and none is made up for it.
             return task.model_copy(update={"tags": {**task.tags, **tags}}) if isinstance(tags, Mapping) else None
 
@@ -116,7 +111,7 @@ async def build_set(
         tasks = counted("hardest of each language", _first(ordered, lambda task: task.language, rules.hardest))
     # Draws and difficulties have mixed them up.
     order = {(task.meme, task.rounds): number for number, task in enumerate(candidates)}
-    return TaskSet(tuple(sorted(tasks, key=lambda task: order[task.meme, task.rounds])), left)
+    return sorted(tasks, key=lambda task: order[task.meme, task.rounds]), left
 
 
 def without_copies(tasks: Sequence[FixedTask], near: float) -> list[FixedTask]:
@@ -161,18 +156,12 @@ def _first(tasks: Sequence[FixedTask], group: Callable[[FixedTask], str], most: 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CrossExamination:
-    """Tasks made from a run's trials."""
+async def tasks_of_run(
+    root: Path, sides: Sequence[Side], *, prefixed: bool = False
+) -> tuple[list[FixedTask], int, Mapping[str, str]]:
+    """Makes a task of the questions of each side of each trial of a run, in the order of the memes.
 
-    tasks: tuple[FixedTask, ...]
-    """One task for each side of each trial that asked anything, in the order of the memes."""
-    silent: int
-    unread: dict[str, str]
-
-
-async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = False) -> CrossExamination:
-    """Makes tasks from the questions asked in a run's trials.
+    Returns the tasks, the number of trials without a question, and the records that can't be read.
 
     Raises BadRequest: The directory contains no run, or none of its trials has a question.
     """
@@ -188,19 +177,19 @@ async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = Fa
         # Lost or damaged: the command reports how many.
         if record is None:
             continue
+        asked: dict[Side, list[str]] = {side: [] for side in sides}
+        for event in record.events:
+            if isinstance(event, QuestionAsked) and event.side in asked:
+                asked[event.side].append(event.question)
+        silent += not any(asked.values())
         name = f"{manifest.dataset}/{meme}" if prefixed else meme
-        of_trial = [task for side in sides if (task := _task(record, side, name))]
-        silent += not of_trial
-        tasks += of_trial
+        language = {"language": record.text.language} if record.text and record.text.language else {}
+        tasks += [
+            FixedTask(meme=name, rounds=tuple(questions), tags={"side": str(side).lower(), **language})
+            for side, questions in asked.items()
+            if questions
+        ]
     if not tasks:
         why = found.missing or "Trials of the embedded procedure have none; hold the run with --procedure full."
         raise BadRequest(f"{root} has no trial in which a side asked a question. {why}", reason="QUESTIONS_MISSING")
-    return CrossExamination(tuple(tasks), silent, found.lost)
-
-
-def _task(record: TrialRecord, side: Side, meme: str) -> FixedTask | None:
-    questions = [event.question for event in record.events if isinstance(event, QuestionAsked) and event.side is side]
-    tags = {"side": str(side).lower(), "language": record.text.language if record.text else ""}
-    return (
-        FixedTask(meme=meme, rounds=tuple(questions), tags={k: v for k, v in tags.items() if v}) if questions else None
-    )
+    return tasks, silent, found.lost

@@ -11,7 +11,7 @@ import click
 
 from court.events import Side
 from eval.arena.folder import FixedTask, read_lines
-from eval.arena.task_set import FIELDS, SetRules, TaskSet, build_set, tasks_of_run
+from eval.arena.task_set import FIELDS, SetRules, build_set, tasks_of_run
 from eval.commands.follow_ups import asking_options
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import chosen_models, samples_of
@@ -45,11 +45,11 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
     An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
     sides = list(Side) if side == "both" else [Side(side.upper())]
-    made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
-    _write(out, made.tasks)
-    if made.silent or made.unread:
-        tell(f"{made.silent:,} trials had no question; {len(made.unread):,} records can't be read.")
-    click.echo(f"{out} has {len(made.tasks):,} tasks about {len({task.meme for task in made.tasks}):,} memes.")
+    made, silent, unread = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
+    _write(out, made)
+    if silent or unread:
+        tell(f"{silent:,} trials had no question; {len(unread):,} records can't be read.")
+    click.echo(f"{out} has {len(made):,} tasks about {len({task.meme for task in made}):,} memes.")
 
 
 @tasks.command("build")
@@ -92,7 +92,7 @@ def build(candidates: Path, **options: Any) -> Shown:
     if out.exists():
         raise click.UsageError(f"{out} is there already: name another file.")
 
-    async def work(progress: Progress) -> TaskSet:
+    async def work(progress: Progress) -> tuple[list[FixedTask], dict[str, int]]:
         wanted = {task.meme for task in read}
         shown, _ = await read_memes(samples, seed=0, keep=wanted.__contains__)
         calls = options["calls"] or out.with_suffix(".calls.sqlite")
@@ -102,15 +102,15 @@ def build(candidates: Path, **options: Any) -> Shown:
             how = {"concurrency": options["concurrency"], "progress": partial(progress.step, "questions")}
             return await build_set(read, memes, annotator, rules, **how)
 
-    found = run_watched(work)
-    _write(out, found.tasks)
-    by_field = dict(Counter(task.tags["field"] for task in found.tasks).most_common())
-    rows = [("questions", "left"), *((step, f"{count:,}") for step, count in found.left.items())]
+    found, left = run_watched(work)
+    _write(out, found)
+    by_field = dict(Counter(task.tags["field"] for task in found).most_common())
+    rows = [("questions", "left"), *((step, f"{count:,}") for step, count in left.items())]
     fields_found = ", ".join(f"{name} {count:,}" for name, count in by_field.items()) or "none"
     return Shown(
         title="Questions",
         sections=[Section("left", "Questions left after each step", tuple(rows))],
-        figures={"left": found.left, "fields": by_field},
+        figures={"left": left, "fields": by_field},
         end=[f"{out} has them: {fields_found}."],
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from court.backends.chat.scripted import ScriptedModel
 from eval.arena.folder import FixedTask, read_lines
-from eval.arena.speakers import parse_place
+from eval.arena.speakers import TaskPlace, parse_words
 from eval.arena.task_set import SetRules, build_set, without_copies
 from eval.models.metered import MeteredModel
 from eval.reproduce.demonstrations import served
@@ -59,8 +59,10 @@ def test_each_step_drops_what_was_planted_for_it():
         FixedTask(meme="m4", rounds=("Is pepper useless for those who see this picture?",)),
         FixedTask(meme="gone", rounds=("What does nobody have a picture of?",)),
     ]
-    found, model = annotated([*planted[:3], *tasks, *planted[3:]], SetRules(stop_words=("banana",), fields=FIELDS))
-    assert found.left == {
+    (found, left), model = annotated(
+        [*planted[:3], *tasks, *planted[3:]], SetRules(stop_words=("banana",), fields=FIELDS)
+    )
+    assert left == {
         "candidates": 35,
         "with a picture that can be used": 34,
         "without a stop word": 33,
@@ -69,26 +71,26 @@ def test_each_step_drops_what_was_planted_for_it():
         "of known difficulty": 30,
     }
     # The first of two near-copies stays, and those that stay keep their order.
-    assert [task.rounds for task in found.tasks[1:3]] == [task.rounds for task in tasks[:2]]
-    assert found.tasks[0].rounds == planted[1].rounds and "depends" not in found.tasks[0].tags
-    assert {(t.tags["field"], t.tags["sub_field"]) for t in found.tasks} == {(f, f"the {f}") for f in FIELDS}
-    assert found.tasks[-1].tags["difficulty"] == "9.00"
+    assert [task.rounds for task in found[1:3]] == [task.rounds for task in tasks[:2]]
+    assert found[0].rounds == planted[1].rounds and "depends" not in found[0].tags
+    assert {(t.tags["field"], t.tags["sub_field"]) for t in found} == {(f, f"the {f}") for f in FIELDS}
+    assert found[-1].tags["difficulty"] == "9.00"
     # What a step drops costs no further call: one on each of 32, and one repair; one more on each of 30.
     assert len(model.asked) == 32 + 1 + 30
     several = [FixedTask(meme="m1", rounds=("Who drew the cat, walnut?", "And why?"))]
-    assert annotated(several, SetRules(fields=FIELDS))[0].tasks[0].tags["depends"] == "7"
+    assert annotated(several, SetRules(fields=FIELDS))[0][0][0].tags["depends"] == "7"
 
 
 def test_fields_are_balanced_and_the_hardest_of_each_language_stay():
     tasks = [task for task in candidates() if "Who drew" not in task.rounds[0] or task.meme in ("m0", "m1")]
-    found, _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=1))
-    fields = [task.tags["field"] for task in found.tasks]
+    (found, left), _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=1))
+    fields = [task.tags["field"] for task in found]
     assert {field: fields.count(field) for field in FIELDS} == {"science": 4, "mathematics": 4, "arts": 2}
-    assert found.left["balanced over fields"] == 10
-    other, _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=2))
-    assert other.tasks != found.tasks and other.left == found.left
-    hardest, _ = annotated(tasks, SetRules(fields=FIELDS, hardest=2))
-    assert [(t.language, t.tags["difficulty"]) for t in hardest.tasks] == [("", "8.00")] * 2 + [("de", "9.00")] * 2
+    assert left["balanced over fields"] == 10
+    (other, other_left), _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=2))
+    assert other != found and other_left == left
+    (hardest, _), _ = annotated(tasks, SetRules(fields=FIELDS, hardest=2))
+    assert [(t.language, t.tags["difficulty"]) for t in hardest] == [("", "8.00")] * 2 + [("de", "9.00")] * 2
 
 
 def test_copies_of_earlier_questions_are_dropped():
@@ -109,9 +111,9 @@ def test_copies_of_earlier_questions_are_dropped():
 
 def test_field_outside_the_list_is_no_usable_reply():
     place = {"why": "So.", "picture": "needed", "field": "tea", "sub_field": "cups", "depends": 0}
-    assert parse_place(json.dumps(place), fields=("tea",)).field == "tea"
+    assert parse_words(TaskPlace, json.dumps(place), {"field": ("tea",)}).field == "tea"
     with pytest.raises(Exception, match="field must be one of arts"):
-        parse_place(json.dumps(place), fields=("arts",))
+        parse_words(TaskPlace, json.dumps(place), {"field": ("arts",)})
 
 
 def test_command_builds_a_set_that_an_arena_reads(tmp_path):

@@ -651,14 +651,12 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
             await run(a_plan(home, data, tmp_path / "whole", **full(home, url)), Progress())
             return await tasks_of_run(tmp_path / "whole", list(happened.Side))
 
-    tasks_found = asyncio.run(work())
+    made, silent, _ = asyncio.run(work())
     folder = RunFolder(tmp_path / "whole")
-    assert {task.meme for task in tasks_found.tasks} == {
-        p.meme for p in folder.predictions()
-    } and tasks_found.silent == 0
-    assert len(tasks_found.tasks) == 16 and {task.tags["side"] for task in tasks_found.tasks} == {"accuser", "defender"}
+    assert {task.meme for task in made} == {p.meme for p in folder.predictions()} and silent == 0
+    assert len(made) == 16 and {task.tags["side"] for task in made} == {"accuser", "defender"}
     by_trial = {p.meme: p.trial for p in folder.predictions()}
-    task = tasks_found.tasks[0]
+    task = made[0]
     record = docket_of(folder, lambda docket: docket.trials.record(by_trial[task.meme]))
     questions = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is happened.Side.ACCUSER]
     answers = [e.answer for e in record.events if e.kind == "AnswerGiven"]
