@@ -41,7 +41,7 @@ class MemeEntry(ArenaValue):
     source_label: str
     pixels_sha256: str
     dataset: str = ""
-    """Its data set, where the arena has several."""
+    """Id of its data set."""
 
 
 class FixedTask(ArenaValue):

@@ -377,37 +377,24 @@ class _Meme:
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self.plan.fixed_tasks and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
-        judgements: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
-            (name, setting, reference, "arena") for name in chosen
+        judgements: list[tuple[str, Setting, FixedQuestion | None, Study, int]] = [
+            (name, setting, reference, "arena", 0) for name in chosen
         ]
         # The index among all tasks, not the order of completion: so the study covers the same tasks when the arena is
         # resumed.
         if self.plan.settings.bias and self.begin + task.task < self.plan.settings.bias_tasks:
-            shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
+            references = {Setting.FUSED: guideline, Setting.HUMAN: written}
             for judge, studied in itertools.product(self.plan.settings.judges, Setting):
-                measure = answers.get(judge) if studied is Setting.OWN else shown.get(studied)
+                measure = answers.get(judge) if studied is Setting.OWN else references.get(studied)
                 # A setting whose reference is missing is skipped; without one, it would be the setting NONE under
                 # another name.
                 if measure is not None or studied is Setting.NONE:
-                    judgements.append((judge, studied, measure, "bias"))
-        await _all(self._judge(task, one, other, answers, *how) for how in judgements)
+                    judgements.append((judge, studied, measure, "bias", 0))
         if self.plan.settings.round_verdicts and len(task.rounds) > 1:
-            await _all(
-                self._judge(
-                    # Earlier rounds are shown as questions alone: what a model made of them is in its answer.
-                    task.model_copy(update={"rounds": task.rounds[:number]}),
-                    one,
-                    other,
-                    {name: FixedQuestion("", (answers[name].rounds[number - 1],)) for name in (one, other)},
-                    judge=judge,
-                    setting=setting,
-                    reference=reference,
-                    study="rounds",
-                    number=number,
-                )
-                for judge in chosen
-                for number in range(1, len(task.rounds) + 1)
-            )
+            numbers = range(1, len(task.rounds) + 1)
+            judgements += [(name, setting, reference, "rounds", number) for name in chosen for number in numbers]
+        shown = {name: answers[name] for name in (one, other)}
+        await _all(self._judge(task, shown, *how) for how in judgements)
 
     def _written(self, task: TaskFormulated) -> FixedQuestion | None:
         if self.plan.fixed_tasks and (reference := self.plan.fixed_tasks[self.meme.id][task.task].reference):
@@ -418,22 +405,27 @@ class _Meme:
     async def _judge(
         self,
         task: TaskFormulated,
-        one: str,
-        other: str,
         answers: Mapping[str, FixedQuestion],
         judge: str,
         setting: Setting,
         reference: FixedQuestion | None,
         study: Study,
-        number: int = 0,
+        number: int,
     ) -> None:
+        """Has a judge compare two answers, or what they say in one round."""
+        rounds = task.rounds
+        if number:
+            # Earlier rounds are shown as questions alone: what a model made of them is in its answer.
+            rounds = rounds[:number]
+            answers = {name: FixedQuestion("", (answer.rounds[number - 1],)) for name, answer in answers.items()}
         # The same order in every setting, so that only the reference differs.
-        flip = self._random("order", task.task, *sorted((one, other)), judge).random() < 0.5
-        a, b = sorted((one, other), reverse=flip)
+        names = sorted(answers)
+        flip = self._random("order", task.task, *names, judge).random() < 0.5
+        a, b = reversed(names) if flip else names
         turns = ((a, b), (b, a)) if self.plan.settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
             shown = (answers[first], answers[second])
-            comparing = self._speaker(judge).compare(task.rounds, reference, shown, self.plan.settings)
+            comparing = self._speaker(judge).compare(rounds, reference, shown, self.plan.settings)
             reply = await self._reply(comparing, task, to="battle", model=judge, about=(first, second))
             if reply is None:
                 continue

@@ -153,21 +153,9 @@ def _manifest(
         **described,
         name=ask.name,
         settings=ask.settings,
-        models={
-            # Neither address nor key: a manifest is shared with results.
-            name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
-            for name, spec in ask.specs.items()
-        },
-        memes=tuple(
-            MemeEntry(
-                id=meme.id,
-                harmful=meme.harmful,
-                source_label=meme.source_label,
-                pixels_sha256=meme.pixels_sha256,
-                dataset=meme.dataset if described["samples"] else "",
-            )
-            for meme in shown.memes
-        ),
+        # Neither address nor key: a manifest is shared with results.
+        models={name: ModelEntry.model_validate(spec, from_attributes=True) for name, spec in ask.specs.items()},
+        memes=tuple(MemeEntry.model_validate(meme, from_attributes=True) for meme in shown.memes),
         tasks=digest_of(fixed),
         references=digest_of(references),
         prompts={role: prompt_of(role).digest for role in ROLES},

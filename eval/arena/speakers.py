@@ -305,9 +305,11 @@ class Speaker:
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.scene.fence.around(question)
-            texts = {"question": fenced, "language": in_language}
             # One text instead of two parts, so it may be as long as both together.
-            reply, call = await self._ask("target", "free", FreeAnswer, *history, chars=2 * self.chars, **texts)
+            chars = 2 * self.chars
+            reply, call = await self._ask(
+                "target", "free", FreeAnswer, *history, chars=chars, question=fenced, language=in_language
+            )
             answer = reply.answer
             answers.append(answer)
             calls.append(call)
@@ -317,13 +319,17 @@ class Speaker:
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[FixedQuestion, ReplyCost]:
         """Merges two texts into one."""
-        values = {
-            f"{name}_{number}": self.scene.fence.around(text)
-            for number, answer in ((1, first), (2, second))
-            for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
-        }
-        question = self.scene.fence.around(question)
-        reply, cost = await self._ask("fuser", "fuse", TargetAnswer, temperature=0.0, question=question, **values)
+        around = self.scene.fence.around
+        reply, cost = await self._ask(
+            "fuser",
+            "fuse",
+            TargetAnswer,
+            question=around(question),
+            background_1=around(first.background),
+            reasoning_1=around(_joined(first)),
+            background_2=around(second.background),
+            reasoning_2=around(_joined(second)),
+        )
         return FixedQuestion(reply.background_knowledge, (reply.reasoning,)), cost
 
     async def compare(

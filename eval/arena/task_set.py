@@ -177,16 +177,16 @@ async def tasks_of_run(
         # Lost or damaged: the command reports how many.
         if record is None:
             continue
-        asked: dict[Side, list[str]] = {side: [] for side in sides}
+        by_side: dict[Side, list[str]] = {side: [] for side in sides}
         for event in record.events:
-            if isinstance(event, QuestionAsked) and event.side in asked:
-                asked[event.side].append(event.question)
-        silent += not any(asked.values())
+            if isinstance(event, QuestionAsked) and event.side in by_side:
+                by_side[event.side].append(event.question)
+        silent += not any(by_side.values())
         name = f"{manifest.dataset}/{meme}" if prefixed else meme
         language = {"language": record.text.language} if record.text and record.text.language else {}
         tasks += [
             FixedTask(meme=name, rounds=tuple(questions), tags={"side": str(side).lower(), **language})
-            for side, questions in asked.items()
+            for side, questions in by_side.items()
             if questions
         ]
     if not tasks:

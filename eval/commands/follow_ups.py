@@ -20,9 +20,8 @@ from eval.arena.judge_examples import read_examples, write_examples
 from eval.arena.losses import loss_questions, loss_sections, losses_of
 from eval.arena.procedure import Questions, ask_remaining
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
-from eval.commands.sampled import arena_samples, chosen_models
+from eval.commands.sampled import arena_memes, chosen_models
 from eval.models.open import opened_models
-from eval.models.samples import read_memes
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from serving.cli.common import PATH, with_options
@@ -66,13 +65,8 @@ def follow_up(options: Mapping[str, Any], questions: Questions, what: str) -> No
     async def opened(progress: Progress) -> None:
         folder = ArenaFolder(options["out"])
         manifest = folder.manifest()
-        samples = arena_samples(manifest, options["data"], options["models"])
-        if samples is None:
-            raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
-        # These memes alone: of the whole split, a limit would draw other memes than it did of those with questions.
         wanted = {question.meme for question in questions}
-        shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=wanted.__contains__)
-        memes = {meme.id: meme for meme in shown.memes}
+        memes = await arena_memes(manifest, options["data"], options["models"], wanted)
         # The arena's own lock, as answers are appended to its record.
         with folder.locked():
             calls = options["calls"] or options["out"] / CALLS
@@ -177,13 +171,7 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
             raise BadRequest(f"{folder} is not empty. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY")
         arena = ArenaFolder(out)
         manifest = arena.manifest()
-        samples = arena_samples(manifest, data, models)
-        if samples is None:
-            raise click.UsageError("Missing option --data: the memes are part of the examples.")
-        # The draw is among these alone, so that a limit leaves none of them out.
-        wanted = {meme.id for meme in manifest.memes}
-        shown, _ = asyncio_run(read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted))
-        memes = {meme.id: meme for meme in shown.memes}
+        memes = asyncio_run(arena_memes(manifest, data, models))
         made = write_examples(folder, manifest, arena.events(), memes, hold_out=words_in(hold_out))
     except OSError as error:
         raise click.ClickException(f"{folder} can't be written: {error.strerror}.") from None

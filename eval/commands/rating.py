@@ -12,9 +12,8 @@ from eval.arena import rating as arena_rating
 from eval.arena.agreement import human_agreement, human_sections
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.commands.options import Shown, say, shows_sections
-from eval.commands.sampled import arena_samples, threshold_option
+from eval.commands.sampled import arena_memes, threshold_option
 from eval.datasets.known import published_file
-from eval.models.samples import read_memes
 from eval.probe import rating as probe_rating
 from eval.probe.folder import ProbeFolder
 from eval.reports.ratings import (
@@ -85,7 +84,8 @@ def rate_arena(**options: Any) -> Shown | None:
             items = [one for one in items if (one.origin["last"] if rounds is None else one.origin["round"] in rounds)]
         if rounds is not None:
             kind = replace(kind, evenly="round")
-        return _draw(options, kind, items, _pictures_of(options, manifest))
+        _draw(options, kind, items, _pictures_of(options, manifest))
+        return None
     if not options["ratings"]:
         measures = arena_rating.measures_by_round(arena_rating.guidelines(out))
         title = f"Guidelines of {manifest.name}"
@@ -104,7 +104,7 @@ def rate_arena(**options: Any) -> Shown | None:
         path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
-        figures, beside = {"people": agreement}, human_sections(agreement)
+        figures, beside = {"people": agreement}, list(human_sections(agreement))
     return _report(options, rated, published_file(arena_rating.PAPER), beside=beside, figures=figures)
 
 
@@ -127,7 +127,8 @@ def rate_probe(**options: Any) -> Shown | None:
     ProbeFolder(out).manifest()
     if options["sheet"]:
         kind = probe_rating.KINDS[options["what"]]
-        return _draw(options, kind, kind.items(out), probe_rating.pictures_of(out))
+        _draw(options, kind, kind.items(out), probe_rating.pictures_of(out))
+        return None
     if not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
     rated = _read(options, probe_rating.KINDS)
@@ -182,11 +183,9 @@ def _rounds(text: str) -> range | None:
 
 def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Callable[[str], tuple[bytes, ...]]:
     """The memes' pictures, where the data set is at hand."""
-    samples = arena_samples(manifest, options["data"], options["models"])
-    if samples is None:
+    if not (options["data"] or options["models"]):
         say("Raters are not shown the memes: name their data set with --data.")
         return lambda _: ()
-    # By the seed of the arena's own sample, not that of the sheet: the same memes have to be read.
-    shown, _ = asyncio.run(read_memes(samples, seed=manifest.drawn_by))
-    frames = {meme.id: [frame.png for frame in meme.frames] for meme in shown.memes}
-    return lambda meme: tuple(filter(None, (shrunk(png, 400) for png in frames.get(meme, ()))))
+    memes = asyncio.run(arena_memes(manifest, options["data"], options["models"]))
+    frames = {id_: meme.frames for id_, meme in memes.items()}
+    return lambda meme: tuple(filter(None, (shrunk(frame.png, 400) for frame in frames.get(meme, ()))))

@@ -1,6 +1,6 @@
 """Options of an arena or a probe: its models, its memes, and questions about what it left behind."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from eval.commands.options import CourtOptions, dataset_in, dataset_of
 from eval.datasets.card import card_of
 from eval.models.metered import ModelSpec
 from eval.models.open import read_models, require_servers
-from eval.models.samples import Samples, one_set, read_samples
+from eval.models.samples import Samples, ShownMeme, one_set, read_memes, read_samples
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST
 from eval.session.spec import spec_options
@@ -49,21 +49,31 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
     return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 
 
-def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | None) -> Samples | None:
-    """The memes of an arena that is there; None where neither names their data.
+async def arena_memes(
+    manifest: ArenaManifest, data: Path | None, models: Path | None, wanted: Collection[str] = ()
+) -> dict[str, ShownMeme]:
+    """The memes of an arena that is there, by id: some, or all of them.
 
-    Raises BadRequest: The table can't be used.
+    Raises:
+        BadRequest: The table or the data can't be used.
+        click.UsageError: Neither names the data.
     """
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
         # No id leads to a card of the user's own, and its file may have changed or be gone.
         card = manifest.cards.get(manifest.dataset)
         named = card_of(card, MANIFEST) if card else dataset_of(manifest.dataset)
-        return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
-    if models is None:
-        return None
-    read = read_samples(read_models(models).rest.get("arena", {}), "[arena] in the file of models", models.parent)
-    return read if isinstance(read, Samples) else None
+        samples = one_set(named, data, manifest.split, limit=manifest.limit, only=only)
+    else:
+        table = read_models(models).rest.get("arena", {}) if models else {}
+        read = read_samples(table, "[arena] in the file of models", models.parent if models else Path())
+        if not isinstance(read, Samples):
+            raise click.UsageError("Missing option --data: it holds the memes, which are shown.")
+        samples = read
+    # Of these alone: of the whole split, a limit would draw other memes than it did.
+    ids = wanted or {meme.id for meme in manifest.memes}
+    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=ids.__contains__)
+    return {meme.id: meme for meme in shown.memes}
 
 
 def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, ModelSpec]:
