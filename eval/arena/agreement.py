@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from eval.arena.events import ArenaValue, Event, Judged
-from eval.arena.words import OVERALL, Row, Verdict
+from eval.arena.words import OVERALL, Row
 from eval.reports.sections import Section
 from eval.scores.means import share_of
 from eval.scores.measure import NOTHING, Figure, figure, wilson
@@ -45,16 +45,10 @@ def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, fl
     """
     sums: dict[BattleKey, int] = defaultdict(int)
     for event in fought:
-        key, lead = battle_key(event), _lead(event.verdicts[dimension])
+        key, lead = battle_key(event), event.verdicts[dimension].lead
         # Whichever order was shown, a judgement counts for the same model.
         sums[key] += lead if event.a == key.one else -lead
     return {key: 0.5 if not total else float(total > 0) for key, total in sums.items()}
-
-
-def _lead(verdict: Verdict) -> int:
-    """Returns the lead of the answer shown first."""
-    size = 2 if verdict.far else 1
-    return 0 if verdict.score == 0.5 else size if verdict.score > 0.5 else -size
 
 
 def noise_in(events: Sequence[Event], dimension: str) -> str:

@@ -5,7 +5,7 @@ seeds give the mean and spread of ratings, and which places hold in every repeat
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,8 +149,10 @@ def arena_repeats(ask: Ask, count: int) -> tuple[Ask, ...]:
     )
 
 
-def repeated_board(boards: Sequence[Leaderboard]) -> Repeats:
+def combine_repeats(boards: Sequence[Leaderboard]) -> tuple[Repeats, dict[str, int], Section]:
     """Combines the overall boards of repeats, in the order of mean rating, or of win rate if a repeat has no ratings.
+
+    Returns their figures; the number of repeats in which each model is ahead of the next; and a table of both.
 
     Raises BadRequest: There are fewer than two, or they are of different models or memes.
     """
@@ -169,37 +171,22 @@ def repeated_board(boards: Sequence[Leaderboard]) -> Repeats:
         ],
         [{name: getattr(one, name) for name in ("settings", "models", "memes")} for one in manifests],
     )
-    by = ordered_by(repeats)
+    rated = all(value is not None for row in repeats.rows.values() for value in row["rating"].values)
+    by = "rating" if rated else "win_rate"
     # Models without a figure come last; ties are sorted by name.
     ordered = sorted(repeats.rows, key=lambda model: (-(repeats.rows[model][by].mean or 0.0), model))
-    return replace(repeats, rows={model: repeats.rows[model] for model in ordered})
-
-
-def ordered_by(repeats: Repeats) -> str:
-    """Returns ``rating`` if all repeats have ratings, ``win_rate`` otherwise."""
-    rated = all(value is not None for row in repeats.rows.values() for value in row["rating"].values)
-    return "rating" if rated else "win_rate"
-
-
-def times_ahead(repeats: Repeats) -> Mapping[str, int]:
-    """Counts the repeats in which each model is ahead of the next one."""
-    by, found = ordered_by(repeats), {}
-    for one, other in itertools.pairwise(repeats.rows):
+    repeats = replace(repeats, rows={model: repeats.rows[model] for model in ordered})
+    count, ahead, unsure = len(boards), {}, []
+    for one, other in itertools.pairwise(ordered):
         pairs = zip(repeats.rows[one][by].values, repeats.rows[other][by].values, strict=True)
-        found[one] = sum(a is not None and b is not None and a > b for a, b in pairs)
-    return found
-
-
-def repeat_section(repeats: Repeats) -> Section:
-    """Builds a table of means, spreads and places."""
-    count, ahead = len(repeats.seeds), times_ahead(repeats)
-    unsure = [f"{one} ahead of {other}" for one, other in itertools.pairwise(repeats.rows) if ahead[one] != count]
+        ahead[one] = sum(a is not None and b is not None and a > b for a, b in pairs)
+        if ahead[one] != count:
+            unsure.append(f"{one} ahead of {other}")
     notes = [
         "“Ahead” counts the repeats in which a model is ahead of the next.",
-        "Every place holds in all repeats." if not unsure else f"Not in all repeats: {'; '.join(unsure)}.",
+        f"Not in all repeats: {'; '.join(unsure)}." if unsure else "Every place holds in all repeats.",
+        *([] if rated else ["Some repeat has no ratings, so that models stand in the order of the battles won."]),
     ]
-    if ordered_by(repeats) != "rating":
-        notes.append("Some repeat has no ratings, so that models stand in the order of the battles won.")
     columns = {"rating": ("rating", ".0f", 1.0), "win_rate": ("won, %", ".1f", 100.0)}
-    cells = {model: f"{times} of {count}" for model, times in ahead.items()}
-    return repeats_section(repeats, "model", columns, notes=notes, last=("ahead", cells))
+    last = ("ahead", {model: f"{times} of {count}" for model, times in ahead.items()})
+    return repeats, ahead, repeats_section(repeats, "model", columns, notes=notes, last=last)

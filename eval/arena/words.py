@@ -32,16 +32,14 @@ class Verdict(StrEnum):
     B_FAR = "B>>A"
 
     @property
-    def score(self) -> float:
-        """Score of A: 1 won, 0.5 tied, 0 lost."""
-        if self in (Verdict.A, Verdict.A_FAR):
-            return 1.0
-        return 0.0 if self in (Verdict.B, Verdict.B_FAR) else 0.5
+    def lead(self) -> int:
+        """Lead of A: 2 where it is far better, 0 for a tie, and below 0 where B is better."""
+        return {"A>>B": 2, "A>B": 1, "B>A": -1, "B>>A": -2}.get(self.value, 0)
 
     @property
-    def far(self) -> bool:
-        """True if one answer is far better."""
-        return self in (Verdict.A_FAR, Verdict.B_FAR)
+    def score(self) -> float:
+        """Score of A: 1 won, 0.5 tied, 0 lost."""
+        return 0.5 if not self.lead else float(self.lead > 0)
 
 
 _THREE: Mapping[str, Verdict] = {
@@ -50,9 +48,7 @@ _THREE: Mapping[str, Verdict] = {
     "both good": Verdict.BOTH_GOOD,
     "both bad": Verdict.BOTH_BAD,
 }
-_FIVE: Mapping[str, Verdict] = {
-    str(verdict): verdict for verdict in (Verdict.A_FAR, Verdict.A, Verdict.TIE, Verdict.B, Verdict.B_FAR)
-}
+_FIVE = {str(verdict): verdict for verdict in (Verdict.A_FAR, Verdict.A, Verdict.TIE, Verdict.B, Verdict.B_FAR)}
 
 
 def words_of(levels: int) -> Mapping[str, Verdict]:

@@ -11,7 +11,7 @@ import click
 from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict
 from eval.arena.board_sections import board_lead, board_sections, board_title
-from eval.arena.compare import arena_repeats, repeat_section, repeated_board, times_ahead
+from eval.arena.compare import arena_repeats, combine_repeats
 from eval.arena.folder import ArenaFolder, read_lines
 from eval.arena.groups import boards_by, group_section
 from eval.arena.leaderboard import Leaderboard, leaderboard
@@ -27,14 +27,13 @@ from eval.commands.options import (
     run_watched,
     show_answer,
     words_in,
-    write_page,
+    write_answer,
 )
 from eval.commands.rating import rate_arena
 from eval.commands.sampled import sampled_options, samples_of
 from eval.commands.task_sets import tasks
 from eval.models.open import read_models, require_servers
 from eval.models.samples import TABLE_KEYS
-from eval.reports.sections import Section, as_page
 from eval.session.sampled import repeats_in
 from serving.cli.common import PATH, tell
 
@@ -106,17 +105,23 @@ def arena(context: click.Context, /, **options: Any) -> None:
             raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
         boards = [leaderboard(folder, humans) for folder in folders]
         for one, folder in zip(boards, folders, strict=True):
-            _page(one, folder)
-        show_answer(_of_repeats(boards, out), html=None, as_json=options["as_json"])
-        return
-    board = leaderboard(out, humans)
-    groups: list[Row] = []
-    if keys := words_in(options["by"]):
-        groups = boards_by(board.manifest, ArenaFolder(out).events(), keys)
-    sections = _page(board, out, groups)
-    figures = board.figures | ({"by": groups} if groups else {})
-    end = [f"{out / PAGE} shows it."]
-    answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
+            write_answer(_shown(one, folder), folder / PAGE)
+        repeats, ahead, section = combine_repeats(boards)
+        figures = {**asdict(repeats), "ahead": ahead, "repeats": [board.figures for board in boards]}
+        answer = Shown(
+            title="Leaderboard over repeats",
+            lead=repeats.lead,
+            sections=[section],
+            figures=figures,
+            page=out / PAGE,
+            links=_links(out),
+            end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
+        )
+    else:
+        board, keys = leaderboard(out, humans), words_in(options["by"])
+        # Most reports have no groups, and reading all events of a large arena takes a while.
+        groups = boards_by(board.manifest, ArenaFolder(out).events(), keys) if keys else []
+        answer = _shown(board, out, groups)
     show_answer(answer, html=None, as_json=options["as_json"])
 
 
@@ -127,20 +132,6 @@ arena.add_command(detect_memes)
 arena.add_command(export_judge)
 arena.add_command(distil_check)
 arena.add_command(difficulty)
-
-
-def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
-    repeated = repeated_board(boards)
-    figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [board.figures for board in boards]}
-    return Shown(
-        title="Leaderboard over repeats",
-        lead=repeated.lead,
-        sections=[repeat_section(repeated)],
-        figures=figures,
-        page=out / PAGE,
-        links=_links(out),
-        end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
-    )
 
 
 def _run(ask: Ask, *, yes: bool) -> None:
@@ -191,10 +182,14 @@ def _links(out: Path) -> list[tuple[str, str]]:
     return [*above, *((name, f"{name}/{PAGE}") for name in repeats)]
 
 
-def _page(board: Leaderboard, out: Path, groups: Sequence[Row] = ()) -> list[Section]:
-    """Writes the page of an arena, and returns its sections."""
+def _shown(board: Leaderboard, out: Path, groups: Sequence[Row] = ()) -> Shown:
     models = [row.model for row in board.overall.rows]
-    sections = [*board_sections(board), *(group_section(by, models) for by in groups)]
-    html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=_links(out))
-    write_page(out / PAGE, html)
-    return sections
+    return Shown(
+        title=board_title(board),
+        lead=board_lead(board),
+        sections=[*board_sections(board), *(group_section(by, models) for by in groups)],
+        figures=board.figures | ({"by": groups} if groups else {}),
+        page=out / PAGE,
+        command=board.manifest.command,
+        links=_links(out),
+    )

@@ -90,13 +90,18 @@ def show_answer(answer: Shown, *, html: Path | None, as_json: bool) -> None:
     Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
     if page := html or answer.page:
-        command = answer.command or command_line()
-        write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
+        write_answer(answer, page)
     if as_json:
         click.echo(json.dumps(answer.figures, default=asdict))
         return
     end = answer.end or ([f"{answer.page} shows it."] if answer.page else [])
     click.echo("\n".join([as_text(answer.lead, answer.sections), *end]))
+
+
+def write_answer(answer: Shown, page: Path) -> None:
+    """Writes sections as a page. Raises NotLoaded: jinja2 or matplotlib is not installed."""
+    command = answer.command or command_line()
+    write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
 
 
 def shows_sections(*, page: bool = True) -> Callable[[Callable[..., Shown | None]], Callable[..., None]]:

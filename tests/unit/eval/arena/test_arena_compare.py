@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 
 from court.errors import BadRequest
-from eval.arena.compare import arena_repeats, compare_arenas, ordered_by, repeat_section, repeated_board, times_ahead
+from eval.arena.compare import arena_repeats, combine_repeats, compare_arenas
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
 from eval.datasets.known import find_card
@@ -89,8 +89,8 @@ def boards_of(root):
 
 def test_statistics_over_repeats_match_hand_calculation(repeats_root):
     boards = boards_of(repeats_root)
-    together = repeated_board(boards)
-    assert together.seeds == (0, 1, 2) and ordered_by(together) == "rating" and not together.finished
+    together, ahead, section = combine_repeats(boards)
+    assert together.seeds == (0, 1, 2) and not together.finished
     ratings = {model: row["rating"] for model, row in together.rows.items()}
     for name in THREE:
         own = [next(r.rating.value for r in b.overall.rows if r.model == name) for b in boards]
@@ -99,26 +99,25 @@ def test_statistics_over_repeats_match_hand_calculation(repeats_root):
         assert ratings[name].sd == pytest.approx(np.std(own, ddof=1)) and len(set(own)) > 1
     order = list(ratings)
     assert order == sorted(THREE, key=lambda name: -ratings[name].mean)
-    assert times_ahead(together) == {
+    assert ahead == {
         one: sum(a > b for a, b in zip(ratings[one].values, ratings[other].values, strict=True))
         for one, other in itertools.pairwise(order)
     }
-    assert repeat_section(together).rows[-1][-1] == "–"
+    assert section.rows[-1][-1] == "–" and "order of the battles won" not in str(section.notes)
 
 
 def test_repeats_are_ordered_by_win_rate_without_ratings(tmp_path, repeats_root):
     far = {"ash": 90.0, "beech": 0.0, "cedar": 0.0}
     for number in range(2):
         Arena(tmp_path / f"repeat-{number + 1}", memes=4, strengths=far, seed=number, own_case=True).hold()
-    together = repeated_board(boards_of(tmp_path))
-    assert ordered_by(together) == "win_rate" and next(iter(together.rows)) == "ash"
+    together, _, section = combine_repeats(boards_of(tmp_path))
+    assert next(iter(together.rows)) == "ash"
     assert together.rows["ash"]["win_rate"].mean == 1
-    section = repeat_section(together)
     assert "order of the battles won" in section.notes[-1] and section.rows[1][1] == "–"
     with pytest.raises(BadRequest, match="differ in settings"):
-        repeated_board([*boards_of(tmp_path)[:1], *boards_of(repeats_root)[:1]])
+        combine_repeats([*boards_of(tmp_path)[:1], *boards_of(repeats_root)[:1]])
     with pytest.raises(BadRequest, match="at least two"):
-        repeated_board(boards_of(repeats_root)[:1])
+        combine_repeats(boards_of(repeats_root)[:1])
 
 
 def test_command_reports_on_all_repeats(repeats_root):
