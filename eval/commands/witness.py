@@ -2,7 +2,6 @@
 
 import random
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def witness(context: click.Context, /, **options: Any) -> Shown:
     plan = _planned(options)
     manifest = run_watched(lambda progress: _run(plan, options, progress))
     cards = score_arms(WitnessFolder(plan.out).checked(), seed=plan.seed)
-    figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
+    figures = {"manifest": manifest.model_dump(mode="json"), "arms": [card.as_json for card in cards]}
     return Shown(
         title="The expert witness",
         lead=witness_lead(manifest, cards),
@@ -97,13 +96,13 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     if "fire" in options["arms"] and not {"all", "witness"} & set(options["arms"]):
         raise click.UsageError("--arm fire makes as many calls as the witness: add --arm witness.")
     if options["drawn"]:
-        named = [
-            f"--{name.replace('_', '-')}"
-            for name in ("claims", "corpus", "search_url", "citations_by")
-            if options[name]
-        ]
-        named += ["--model"] if options["name"] else []
-        if named:
+        own = {
+            "claims": "--claims",
+            "corpus": "--corpus",
+            "search_url": "--search-url",
+            "citations_by": "--citations-by",
+        }
+        if named := [flag for name, flag in (own | {"name": "--model"}).items() if options[name]]:
             raise click.UsageError(f"--drawn has claims, documents and a stand-in of its own: leave {named[0]} out.")
         return
     for name, option in (("claims", "--claims"), ("name", "--model")):

@@ -240,7 +240,8 @@ def _witness(_: Path) -> Mapping[str, Any]:
         arms.append(
             {
                 "arm": str(arm),
-                "by_label": {"f1:False": scores[0], "f1:True": scores[1]},
+                "f1:False": scores[0],
+                "f1:True": scores[1],
                 "macro_f1": _mean(scores),
                 "weighted_f1": sum(share * f1 for share, f1 in zip(shares, scores, strict=True)),
                 "coverage": _mean([answer is not None for _, answer in pairs]),

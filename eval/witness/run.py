@@ -100,14 +100,6 @@ async def run_witness(
         BudgetSpent: The model's budget is exhausted; replies so far are stored.
     """
     progress = progress or Progress()
-    manifest = WitnessManifest(
-        **circumstances(plan.command),
-        claims=claims_digest(plan.claims),
-        source=source.identity if source else "none",
-        model=model.name,
-        citations_by=citations_by.name if citations_by else "",
-        **{name: getattr(plan, name) for name in WitnessSpec.model_fields},
-    )
     solver = WitnessSolver(
         model=model,
         source=source,
@@ -120,32 +112,36 @@ async def run_witness(
     folder = WitnessFolder(plan.out)
     with folder.locked():
         # Before any check, so that a folder with results always has a manifest.
-        manifest = folder.start(manifest)
-        await _check_all(plan, folder, solver, progress)
-        return folder.finish(manifest)
-
-
-async def _check_all(plan: WitnessPlan, folder: WitnessFolder, solver: WitnessSolver, progress: Progress) -> None:
-    results = Results(folder, CHECKED, CheckedClaim, lambda one: (one.arm, one.id))
-    pairs = {(arm, claim.id): claim for arm in plan.arms for claim in plan.claims}
-    results.resume(pairs)
-    todo = [(arm, claim) for (arm, id_), claim in pairs.items() if (arm, id_) not in results.done]
-
-    async def one(item: tuple[Arm, GoldClaim]) -> CheckedClaim:
-        arm, claim = item
-        calls = results.done[Arm.WITNESS, claim.id].calls if arm is Arm.FIRE else 0
-        return await solver.solve(claim, arm, calls)
-
-    # Last, because it makes at most as many calls as the witness made about the claim.
-    fire = [item for item in todo if item[0] is Arm.FIRE]
-    for items in ([item for item in todo if item not in fire], fire):
-        await run_items(
-            items,
-            one,
-            concurrency=plan.concurrency,
-            store=lambda _, checked: results.add(checked),
-            progress=partial(progress.step, "checked"),
-            before=len(results.done),
-            watch=Watch(plan.concurrency, "checks"),
+        manifest = folder.start(
+            WitnessManifest(
+                **circumstances(plan.command),
+                claims=claims_digest(plan.claims),
+                source=source.identity if source else "none",
+                model=model.name,
+                citations_by=citations_by.name if citations_by else "",
+                **{name: getattr(plan, name) for name in WitnessSpec.model_fields},
+            )
         )
-    results.put_in_order(pairs)
+        results = Results(folder, CHECKED, CheckedClaim, lambda one: (one.arm, one.id))
+        pairs = {(arm, claim.id): claim for arm in plan.arms for claim in plan.claims}
+        results.resume(pairs)
+        todo = [(arm, claim) for (arm, id_), claim in pairs.items() if (arm, id_) not in results.done]
+
+        async def checked(item: tuple[Arm, GoldClaim]) -> CheckedClaim:
+            arm, claim = item
+            calls = results.done[Arm.WITNESS, claim.id].calls if arm is Arm.FIRE else 0
+            return await solver.solve(claim, arm, calls)
+
+        # FIRE last, because it makes at most as many calls as the witness made about the claim.
+        for fire in (False, True):
+            await run_items(
+                [item for item in todo if (item[0] is Arm.FIRE) is fire],
+                checked,
+                concurrency=plan.concurrency,
+                store=lambda _, one: results.add(one),
+                progress=partial(progress.step, "checked"),
+                before=len(results.done),
+                watch=Watch(plan.concurrency, "checks"),
+            )
+        results.put_in_order(pairs)
+        return folder.finish(manifest)

@@ -82,7 +82,7 @@ def test_rows_claims_and_stages_of_a_paper_name_stages_that_there_are(name):
 
 def outcome(**changed):
     of_true = {"recall:True": CARD | changed, "f1:True": CARD}
-    witness = {"arm": "witness", "n": 10, "true": 8, "by_label": of_true}
+    witness = {"arm": "witness", "n": 10, "true": 8, **of_true}
     lesser = {"arm": "no-rank", "against": {"value": -0.2, "low": -0.3, "high": -0.1}}
     return StagedOutcome(read_staged("emulate"), {"kbqa": {"arms": [witness, lesser]}}, {})
 
