@@ -1,13 +1,13 @@
 """Judges the memes of a run that have no prediction yet."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from court.errors import BadRequest
-from court.record import TrialRecord
 from eval.datasets.card import CardSplit, SplitRole
 from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
 from eval.datasets.read import (
@@ -28,7 +28,7 @@ from eval.solvers.question import WORDS, Question, gold_of, require_inputs, word
 from eval.solvers.trial import request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
-from serving.judging.executor import TrialExecutor
+from serving.docket.open import Docket
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,120 +164,93 @@ class RunningScore:
     protocol: Protocol | None = None
     """Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is asked."""
     task: str = ""
-    done: int = 0
-    labelled: int = 0
-    decided: int = 0
-    right: int = 0
-    failed: int = 0
-    calls: int = 0
-    stored: int = 0
-    tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
         """Counts one more prediction."""
-        self.done += 1
-        self.failed += prediction.outcome is Outcome.FAILED
         cost = prediction.cost
-        self.calls += cost.calls
-        self.stored += cost.stored
-        self.tokens += cost.tokens_in + cost.tokens_out
+        self.counts.update(done=1, failed=prediction.outcome is Outcome.FAILED, calls=cost.calls, stored=cost.stored)
+        self.counts["tokens"] += cost.tokens_in + cost.tokens_out
+        gold: object
+        predicted: object
         if self.protocol is None:
             answer = prediction.said.get(self.task)
-            self._count(gold_of(meme, self.task), None if answer is None else frozenset(answer.labels))
+            gold, predicted = gold_of(meme, self.task), None if answer is None else frozenset(answer.labels)
         else:
-            self._count(meme.gold(self.protocol), prediction.outcome.harmful)
-
-    def _count(self, gold: object, predicted: object) -> None:
+            gold, predicted = meme.gold(self.protocol), prediction.outcome.harmful
         if gold is not None:
-            self.labelled += 1
-            self.decided += predicted is not None
-            self.right += predicted == gold
+            self.counts.update(labelled=1, decided=predicted is not None, right=predicted == gold)
 
     @property
     def words(self) -> str:
         """Calls, tokens, accuracy and coverage."""
-        parts = []
-        if self.calls:
-            parts.append(f"{self.calls:,} calls ({self.stored:,} stored), {self.tokens:,} tokens")
-        if self.decided:
-            accuracy, coverage = self.right / self.decided, self.decided / self.labelled
+        counts, parts = self.counts, []
+        if counts["calls"]:
+            parts.append(f"{counts['calls']:,} calls ({counts['stored']:,} stored), {counts['tokens']:,} tokens")
+        if counts["decided"]:
+            accuracy, coverage = counts["right"] / counts["decided"], counts["decided"] / counts["labelled"]
             parts.append(f"{self.protocol or self.task}: accuracy {accuracy:.3f}, coverage {coverage:.3f}")
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
+        if counts["failed"]:
+            parts.append(f"{counts['failed']:,} failed")
         return ", ".join(parts)
 
 
-@dataclass(slots=True)
-class JudgedRun:
-    """A run with everything that judges its memes."""
-
-    plan: Plan
-    folder: RunFolder
-    material: Material
-    executor: TrialExecutor
-    solver: Solver
-    trials: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def item(self, meme: JudgedMeme) -> MemeItem:
-        """Returns a meme with the reader of its picture."""
-        return MemeItem(meme, partial(self._picture, meme))
-
-    async def _picture(self, meme: JudgedMeme) -> bytes | None:
-        path = self.material.picture(meme)
-        return None if path is None else await asyncio.to_thread(path.read_bytes)
-
-    async def record(self, meme: JudgedMeme) -> TrialRecord | None:
-        """Reads the record of a meme's last trial in this run."""
-        trials = self.trials.get(request_id(self.plan.dataset.id, meme), ())
-        return await self.executor.docket.trials.record(trials[-1]) if trials else None
-
-
-async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, resumed: bool) -> None:
+async def judge(
+    plan: Plan,
+    folder: RunFolder,
+    material: Material,
+    manifest: RunManifest,
+    *,
+    docket: Docket,
+    solver: Solver,
+    progress: Progress,
+    resumed: bool,
+) -> None:
     """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
-    plan, memes = run.plan, run.material.memes
     # Read before anything is judged, so that trials of this process do not count as interrupted.
-    run.trials = await run.executor.docket.index.requests()
-    results = Results(run.folder, PREDICTIONS, Prediction, lambda one: one.meme)
+    trials = await docket.index.requests()
+    memes, question = material.memes, plan.question
+    results = Results(folder, PREDICTIONS, Prediction, lambda one: one.meme)
     results.resume({meme.id for meme in memes})
-    question = plan.question
-    score = RunningScore(None if question else plan.protocols[0], question.task if question else "")
     todo = [meme for meme in memes if meme.id not in results.done]
+    score = RunningScore(None if question else plan.protocols[0], question.task if question else "")
     for meme in memes:
         if meme.id in results.done:
             score.add(meme, results.done[meme.id])
-    progress.tell(f"{len(memes):,} memes, {score.done:,} of them judged before.")
+    before = len(memes) - len(todo)
+    progress.tell(f"{len(memes):,} memes, {before:,} of them judged before.")
     # Lines of a finished run may be lost: until they are there again it is not finished.
     if resumed and todo:
         changes = {"interruptions": manifest.interruptions + 1, "finished": None}
         manifest = manifest.model_copy(update=changes)
-        run.folder.write_manifest(manifest)
+        folder.write_manifest(manifest)
+    patience = Patience(plan.patience_s)
 
-    def shown() -> None:
-        progress.step(f"{plan.name} judged", score.done, len(memes), score.words)
+    async def solved(meme: JudgedMeme) -> Prediction:
+        async def picture() -> bytes | None:
+            path = material.picture(meme)
+            return None if path is None else await asyncio.to_thread(path.read_bytes)
+
+        tried = trials.get(request_id(plan.dataset.id, meme), ())
+        known = await docket.trials.record(tried[-1]) if tried else None
+        # A line was lost in a crash, but the docket has the outcome: no call is repeated.
+        if known is not None and (prediction := solver.rebuilt(meme, known)) is not None:
+            return prediction
+        return await patiently(lambda state: solver.solve(MemeItem(meme, picture), state or known), patience)
 
     def store(meme: JudgedMeme, prediction: Prediction) -> None:
         results.add(prediction)
         score.add(meme, prediction)
-        shown()
 
-    shown()
     await run_items(
         todo,
-        partial(_solved, run, Patience(plan.patience_s)),
+        solved,
         concurrency=plan.concurrency,
         store=store,
-        before=score.done,
+        progress=lambda done, total: progress.step(f"{plan.name} judged", done, total, score.words),
+        before=before,
         watch=Watch(plan.concurrency, "memes"),
         failure=lambda one: one.reason,
     )
     results.put_in_order(meme.id for meme in memes)
-    run.folder.finish(manifest)
-
-
-async def _solved(run: JudgedRun, patience: Patience, meme: JudgedMeme) -> Prediction:
-    """Solves a meme, or rebuilds its prediction."""
-    known, item = await run.record(meme), run.item(meme)
-    # A line was lost in a crash, but the docket has the outcome: no call is repeated.
-    if known is not None and (prediction := run.solver.rebuilt(meme, known)) is not None:
-        return prediction
-    return await patiently(lambda state: run.solver.solve(item, state or known), patience)
+    folder.finish(manifest)

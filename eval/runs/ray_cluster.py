@@ -270,21 +270,20 @@ class ClusterSolver(Solver):
         """Starts a worker, and has memes sent to it once its court is open."""
         from ray.exceptions import RayActorError
 
-        fault: Exception | None = None
+        fault = None
         for _ in range(_TRIES):
             self.workers[place] = self._start()
             try:
                 await _answer(self.workers[place].open.remote())
-                self._load[place] = 0
-                break
             except RayActorError as error:
-                fault = error  # it died
+                fault = _cant_judge(error)  # it died
             except Exception as error:
-                self._fault = _cant_judge(error)
+                fault = _cant_judge(error)
                 break
-        else:
-            assert fault is not None
-            self._fault = _cant_judge(fault)
+            else:
+                fault, self._load[place] = None, 0
+                break
+        self._fault = self._fault or fault
         self._changed.set()
 
 

@@ -26,7 +26,7 @@ from eval.datasets.read import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
 from eval.runs.controls import ALTERED, Control, alteration_of, altered, with_control
-from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
+from eval.runs.judge import Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.precedents import Prepared, PreparedCheck, comparing, prepare_precedents, read_prepared
 from eval.runs.ray_cluster import connected
@@ -132,9 +132,13 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
                 manifest = begun.model_copy(update=where)  # the same data may be in another place now
             await judge(
-                JudgedRun(plan, folder, material, executor=executor, solver=solver),
+                plan,
+                folder,
+                material,
                 manifest,
-                progress,
+                docket=executor.docket,
+                solver=solver,
+                progress=progress,
                 resumed=begun is not None,
             )
     return folder
