@@ -44,8 +44,8 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
     for one in (a, b):
         if not one.finished:
             raise BadRequest(
-                f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
-                "run --resume` or the same `memecourt-eval classify`, and compare then."
+                f"{one.name} is not finished: some of its memes have no answer yet. Finish it with the command "
+                "that began it, and compare then."
             )
     if a.question is not None or b.question is not None:
         if protocol is not None:

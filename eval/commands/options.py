@@ -139,7 +139,7 @@ def take_published(context: click.Context, options: dict[str, Any], values: Mapp
 
 T = TypeVar("T")
 
-# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
+# Neither 1 nor 2, which click uses for errors: a script can tell that the same command is to be called again.
 EXIT_UNFINISHED = 3
 
 

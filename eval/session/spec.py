@@ -5,7 +5,7 @@ A field's annotation names its option, so that name, bounds and help stand once,
     limit: Annotated[int | None, Field(ge=1), Option("Judge a sample of this size.")] = None
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -56,23 +56,6 @@ def spec_options(
 def flags_of(spec: type) -> dict[str, str]:
     """Option of each field that has one, such as ``--limit``."""
     return {name: flag for name, (flag, _) in _options(spec)}
-
-
-def words_of_options(spec: type, options: Mapping[str, Any], without: Collection[str] = ()) -> list[str]:
-    """Words of a command line that give a specification's options these values; those without a value are left out."""
-    words: list[str] = []
-    for name, flag in flags_of(spec).items():
-        value = options.get(name)
-        if name in without or value in (None, False, ()):
-            continue
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, tuple):
-            # With an equals sign, as a value may begin with dashes of its own.
-            words += [f"{flag}={one}" for one in value]
-        else:
-            words += [flag, str(value)]
-    return words
 
 
 def _options(spec: type) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:

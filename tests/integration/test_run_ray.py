@@ -160,9 +160,8 @@ def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster,
     try:
         server.wait_for("port")
         out = place / "full-there"
-        ray_run = run(
-            place, env, *run_options(place, "few", "full-there"), "--procedure", "full", *url, "--ray", cluster.address
-        )
+        words = (*run_options(place, "few", "full-there"), "--procedure", "full", *url, "--ray", cluster.address)
+        ray_run = run(place, env, *words)
         ray_run.wait_for("0 of them judged before")  # the court is open in the driver, and not yet on the nodes
         server.stop()
         assert ray_run.wait_for_exit() == 1, ray_run.output
@@ -173,7 +172,7 @@ def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster,
 
         server = Process((*model_server, "--call-s", "0.2"), os.environ)
         server.wait_for("port")
-        ray_run = run(place, env, "--resume", out, "--concurrency", "4", *url, "--ray", cluster.address)
+        ray_run = run(place, env, *words)
         judged = kill_a_worker(cluster, ray_run, out, FULL_MEMES)
         assert ray_run.wait_for_exit() == 0, ray_run.output
         ray_run.stop()

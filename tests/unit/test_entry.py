@@ -70,7 +70,7 @@ def test_terminal_with_a_small_character_set_gets_escapes(encoding):
     assert done.returncode == 0 and b"\\u4e2d\\u6587" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["compare", "{file}", "{file}"], ["run", "--resume", "{file}"]])
+@pytest.mark.parametrize("command", [["compare", "{file}", "{file}"], ["report", "{file}"]])
 def test_file_in_place_of_a_run_folder_is_named_in_the_error(tmp_path, command):
     file = tmp_path / "file"
     file.touch()

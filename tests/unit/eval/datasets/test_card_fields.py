@@ -87,7 +87,7 @@ def test_card_fields_reach_reports_subgroups_and_exports_of_a_run(data, monkeypa
     invoke(*run, "--language", "card", "--out", data / "run")
     results = read_results(data / "run")
     assert results.manifest is not None and results.manifest.language == "card"
-    invoke("run", "--resume", data / "run")
+    invoke(*run, "--language", "card", "--out", data / "run")
 
     groups = groups_of(results, "mood")
     assert "test0" not in groups and groups["test1"] == ("grim",) and groups["test2"] == (NO_LABEL,)

@@ -132,7 +132,7 @@ def test_run_passes_the_language_to_trials_and_resumes_with_it(tmp_path):
         return [record.last(TextRead).language for record in records]
 
     assert docket_of(folder, languages) == ["en"] * 4
-    invoke("run", "--resume", tmp_path / "run")
-    assert "can't be given with --resume" in invoke("run", "--resume", tmp_path / "run", "--language", "en", code=2)
+    invoke(*run, "--language", "detect")
+    assert "language (was detect, is en)" in invoke(*run, "--language", "en", code=1)
     (table, *_) = json.loads(invoke("subgroups", tmp_path / "run", "--by", "language", "--json"))["tables"]
     assert [(group["name"], group["n"]) for group in table["groups"]] == [("en", 4)]

@@ -156,21 +156,22 @@ def test_sweep_starts_one_server_for_all_its_runs(stand_in, data, tmp_path):
 def test_run_reports_the_death_of_its_server_and_resumes_with_another(stand_in, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
     monkeypatch.setenv("DIES_AFTER", "40")
-    outcome = study("run", data, out, "--vllm", "m", "--vllm-flag=--seed=1")
+    words = ("run", data, out, "--vllm", "m", "--vllm-flag=--seed=1")
+    outcome = study(*words)
     assert outcome.exit_code == 3, outcome.output
     assert "vllm| out of memory" in outcome.output
     assert "ended with code -9 though nobody told it to" in outcome.output
-    assert f"memecourt-eval run --resume {out} --vllm m --vllm-flag=--seed=1 --concurrency 2" in outcome.output
+    assert "the same command goes on" in outcome.output
     before = len(RunFolder(out).predictions())
     assert before < 3
     monkeypatch.delenv("DIES_AFTER")
-    resumed = evaluate("run", "--resume", out, "--vllm", "m")
+    resumed = study(*words)
     assert resumed.exit_code == 0, resumed.output
     judged = RunFolder(out).predictions()
     assert len(judged) == 3 and not any(prediction.outcome == "FAILED" for prediction in judged)
     # The new server has another port, yet earlier calls are found in the store.
     assert sum(prediction.cost.stored for prediction in judged) > 0
-    assert evaluate("run", "--resume", out, "--vllm", "m").exit_code == 0
+    assert study(*words).exit_code == 0
     assert len(stand_in.pids()) == 2  # no call was left to make
 
 

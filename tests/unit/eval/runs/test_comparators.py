@@ -137,8 +137,6 @@ def test_malformed_label_is_retried_once_and_a_leak_is_not(tmp_path, data, model
     assert len(requests_for(model, "label")) == calls
     for one in results.judged:
         assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, reason)
-    ran = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "study" / "plain-judge")])
-    assert ran.exit_code == 1 and "arm plain-judge of a study" in ran.output
 
 
 def test_comparator_without_pictures_is_refused(tmp_path, data):  # noqa: F811
@@ -184,10 +182,8 @@ def test_run_with_dropped_labels_reports_them_and_resumes(tmp_path, data, model)
     assert ran.exit_code == 0, ran.output
     manifest = RunFolder(tmp_path / "dropped").manifest()
     assert manifest.dropped_labels == ("somewhat harmful",) and "somewhat harmful are no precedents" in ran.output
-    again = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped")])
+    again = CliRunner().invoke(cli, dropping, env={"MEMECOURT_HOME": str(tmp_path / "home")})
     assert again.exit_code == 0, again.output
-    refused = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped"), "--drop-precedents"])
-    assert refused.exit_code == 2 and "--drop-precedents can't be given with --resume" in refused.output
     other = [*run, "--library", str(tmp_path / "dropped" / "library")]
     ran = CliRunner().invoke(cli, other, env={"MEMECOURT_HOME": str(tmp_path / "home")})
     assert ran.exit_code == 1 and "these labels were dropped: somewhat harmful" in ran.output

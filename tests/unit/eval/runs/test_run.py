@@ -234,7 +234,7 @@ def test_running_score_counts_only_memes_of_the_protocol():
     tally.add(benign, prediction_for(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
     tally.add(somewhat, prediction_for(somewhat, Outcome.NOT_HARMFUL))  # dropped by the protocol
     tally.add(very, prediction_for(very, Outcome.FAILED))
-    assert (tally.done, tally.labelled, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
+    assert [tally.counts[name] for name in ("done", "labelled", "decided", "right", "failed")] == [3, 2, 1, 1, 1]
     assert tally.words == "3 calls (1 stored), 120 tokens, extreme: accuracy 1.000, coverage 0.500, 1 failed"
 
 
@@ -245,7 +245,7 @@ def test_progress_bar_shows_the_figures_of_a_progress_line():
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)
         tally.add(SPLIT[0], prediction_for(SPLIT[0], Outcome.NOT_HARMFUL))
-        bar.step("memes", tally.done, 2, tally.words)
+        bar.step("memes", tally.counts["done"], 2, tally.words)
     assert "Preparing [the] precedents" in out.getvalue()
     assert "3/7" in out.getvalue() and "1/2" in out.getvalue() and "merged: accuracy 1.000" in out.getvalue()
 
@@ -556,10 +556,10 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
     unfinished = command(home, *data_set, "--limit", 4, "--patience", 0, "--json")
     assert unfinished.exit_code == 3, unfinished.output
     assert "Not finished. 4 of 4 memes have no answer yet" in unfinished.stderr
-    assert f"memecourt-eval run --resume {out}" in unfinished.stderr
+    assert "the same command goes on" in unfinished.stderr
     assert json.loads(unfinished.stdout)["finished"] is False and "cards" not in unfinished.stdout
-    assert command(home, "--resume", out, "--patience", 0).exit_code == 3
-    done = command(home, "--resume", out, "--patience", 0, "--json")
+    assert command(home, *data_set, "--limit", 4, "--patience", 0).exit_code == 3
+    done = command(home, *data_set, "--limit", 4, "--patience", 0, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4
 
 
@@ -593,22 +593,26 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
     assert "merged: 4 memes, 2 harmful; coverage 1.000" in first.stdout
     assert "majority" in first.stdout and f"{out} holds the run" in first.stdout
     assert RunFolder(out).manifest().settings["alpha"] == 0.5
-    resumed = command(home, "--resume", out, "--json")
+    judged = RunFolder(out).predictions()
+    resumed = command(home, *arguments, "--json")
     assert resumed.exit_code == 0, resumed.output
     assert json.loads(resumed.stdout)["cards"]["merged"]["n"] == 4
-    assert "holds a run already" in command(home, *arguments).output
+    # Another run is not written over the first.
+    other = command(home, *arguments, "--seed", 3)
+    assert other.exit_code == 1 and "seed (was 0, is 3)" in other.output
+    assert RunFolder(out).predictions() == judged
 
 
 @pytest.mark.parametrize(
     "words,message",
     [
-        (["--out", "x"], "Missing option --data"),
+        (["--out", "x"], "Missing option '--data'"),
         (["--dataset", "harm-z", "--data", ".", "--out", "x"], "There is no data set 'harm-z'"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "There are: plain"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "rounds=3"], "rounds_min, rounds_max"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "epsilon=fish"], "trial.epsilon"),
-        (["--resume", "nowhere"], "started again by the command that began it"),
-        (["--resume", "nowhere", "--seed", "3"], "--seed can't be given with --resume"),
+        (["--data", ".", "--out", "x"], "Missing option --dataset"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--ray-workers", "2"], "--ray-workers goes with --ray"),
     ],
 )
 def test_invalid_options_are_rejected_at_once(home, words, message):
