@@ -260,8 +260,8 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
             return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
         # In the card's order, so that the same answer is always written the same way.
         ordered = tuple(label for label in task.labels if label in labels)
-        said = {task.id: TaskAnswer(labels=ordered, scores=scores)}
-        return Prediction(meme=id_, outcome=Outcome.ANSWERED, said=said)
+        answer = TaskAnswer(labels=ordered, scores=scores)
+        return Prediction(meme=id_, outcome=Outcome.ANSWERED, said={task.id: answer})
 
     return _read(path, memes, scorer, predict, used=columns.values())
 
