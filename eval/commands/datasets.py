@@ -117,7 +117,7 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps({"datasets": [asdict(report) for report in reports]}))
+        click.echo(json.dumps({"datasets": reports}, default=asdict))
     else:
         for card, report in zip(chosen, reports, strict=True):
             _print_check(card, report)
@@ -164,14 +164,14 @@ def describe(
     correction in each table. In a table, a cell may hold several labels, with ; between them. No text and no picture
     of a meme is shown.
     """
-    wanted = description.DescriptionRequest(**words)
     plain = id_ is None and data.is_file()
     # Ends with the command, as the context does.
     click.get_current_context().with_resource(keep_tables())
     if plain:
         # The first task is the column of labels, unless that is named.
-        named = any(one.startswith("label=") for one in columns) or not wanted.tasks
-        label = () if named else (f"label={wanted.tasks[0].rpartition('=')[2].partition(',')[0]}",)
+        tasks = words["tasks"]
+        named = any(one.startswith("label=") for one in columns) or not tasks
+        label = () if named else (f"label={tasks[0].rpartition('=')[2].partition(',')[0]}",)
         table = table_of(
             {"data": data, "columns": (*columns, *label), "harmful": "", "pictures": pictures}, two_sided=False
         )
@@ -179,10 +179,10 @@ def describe(
     else:
         refuse_table_words({"columns": columns, "pictures": pictures})
         chosen = dataset_in(data, id_)
-    found = run_watched(lambda _: description.describe(chosen, data, wanted, in_parts=plain))
+    found = run_watched(lambda _: description.describe(chosen, data, **words, in_parts=plain))
     title = f"Description of {chosen.title}"
     sections = description.description_sections(found)
-    figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
+    figures = {"dataset": chosen.id, "tables": found}
     answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
     show_answer(answer, html=html, as_json=as_json)
 

@@ -25,7 +25,7 @@ from eval.datasets.check import check
 from eval.datasets.plain_table import read_plain_table
 from eval.datasets.record_files import keep_tables
 from eval.perf.bench import Result, least_cpu, seconds_of
-from eval.reports.description import DescriptionRequest, describe
+from eval.reports.description import describe
 
 _MODELS, _MEMES = 15, 500
 _TIMES = 5
@@ -76,7 +76,7 @@ def _check(path: Path) -> None:
 def _describe(path: Path) -> None:
     with keep_tables():
         table = read_plain_table(path, two_sided=False)
-        asyncio.run(describe(table.card, table.data, DescriptionRequest(), in_parts=True))
+        asyncio.run(describe(table.card, table.data, in_parts=True))
 
 
 def _ranked(battles: int) -> Result:

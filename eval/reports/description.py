@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain, compress
 from pathlib import Path
@@ -33,18 +32,6 @@ _BINS = (0, 1, 5, 10, 20, 40, 80, 160)
 """Lower bounds of the classes of lengths, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class DescriptionRequest:
-    """The user's own words on a description."""
-
-    tasks: tuple[str, ...] = ()
-    """Tasks of the card, columns, or ``NAME=COLUMN,COLUMN`` with yes or no in each; all tasks if empty."""
-    by: tuple[str, ...] = ()
-    """Properties of memes, tasks, columns, or ``month``."""
-    date: str = ""
-    """Column of dates; looked for by its name if empty."""
-
-
 class _Material:
     """Memes of all splits with cells of columns beside them, as blocks of columns.
 
@@ -52,12 +39,17 @@ class _Material:
         in_parts: True if labels may stand in one cell, with semicolons between them.
     """
 
-    def __init__(self, card: DatasetCard, wanted: DescriptionRequest, *, in_parts: bool) -> None:
-        self.card, self.wanted, self._in_parts = card, wanted, in_parts
-        known = {*(task.id for task in card.all_tasks()), *AXES, MONTH}
-        names = (*wanted.tasks, *wanted.by)
-        named = [one for name in names if name not in known for one in name.rpartition("=")[2].split(",")]
-        self.columns = (*named, *([wanted.date] if wanted.date else _DATES))
+    def __init__(
+        self, card: DatasetCard, tasks: Sequence[str], by: Sequence[str], date: str, *, in_parts: bool
+    ) -> None:
+        self._by, self._in_parts = by, in_parts
+        self._labels = {task.id: task.labels for task in card.all_tasks()}
+        self._of_columns = {name: of.split(",") for name, equals, of in (one.partition("=") for one in tasks) if equals}
+        self.tasks = tuple(one.partition("=")[0] for one in tasks) or tuple(self._labels)
+        self._dates = (date,) if date else _DATES
+        known = {*self._labels, *self._of_columns, *AXES, MONTH}
+        named = [one for one in (*self.tasks, *by) if one not in known]
+        self.columns = (*named, *chain.from_iterable(self._of_columns.values()), *self._dates)
         self._blocks: list[MemeBlock] = []
         self.words: list[int] = []
         """Number of words of each text."""
@@ -75,18 +67,21 @@ class _Material:
 
     def facet(self, name: str) -> Facet:
         """The facet of a task, column, property of memes, or month."""
-        task = next((task for task in self.card.all_tasks() if task.id == name), None)
-        if task is not None:
+        if name in self._labels:
+
+            def labels(gold: RowGold) -> tuple[str, ...] | None:
+                found = gold.tasks.get(name)
+                return _parts(list(found), name) if found and self._in_parts else found
+
             golds = list(chain.from_iterable(block.golds for block in self._blocks))
-            return facet_of(name, golds, self._labels_of(name), task.labels)
-        if several := dict(one.split("=", 1) for one in self.wanted.tasks if "=" in one).get(name):
-            labels = several.split(",")
-            cells = list(zip(*map(self._column, labels), strict=True))
-            return facet_of(name, cells, lambda row: tuple(compress(labels, map(_is_yes, row))))
+            return facet_of(name, golds, labels, self._labels[name])
+        if columns := self._of_columns.get(name):
+            cells = list(zip(*map(self._column, columns), strict=True))
+            return facet_of(name, cells, lambda row: tuple(compress(columns, map(_is_yes, row))))
         if name == MONTH:
-            if not self.months:
+            if not self._months:
                 raise BadRequest("No column of dates is known by its name: name it with --date COLUMN.", field="date")
-            return facet_of(name, self.months, lambda month: (month,) if month else None)
+            return facet_of(name, self._months, lambda month: (month,) if month else None)
         if name in AXES:
             names, group = axis_rule(name)
             # One field is looked up by its values, without a row for each meme.
@@ -95,39 +90,32 @@ class _Material:
             return facet_of(name, list(zip(*map(self.values, names), strict=True)), lambda values: group(*values))
         return facet_of(name, self._column(name), lambda cell: _parts(cell, name))
 
-    def _labels_of(self, task: str) -> Callable[[RowGold], tuple[str, ...] | None]:
-        def labels(gold: RowGold) -> tuple[str, ...] | None:
-            found = gold.tasks.get(task)
-            return _parts(list(found), task) if found and self._in_parts else found
-
-        return labels
-
-    def _cells(self, column: str) -> list[Any]:
-        return list(chain.from_iterable(block.cells(column) for block in self._blocks))
-
-    @cached_property
-    def months(self) -> list[str]:
-        """Month of each meme, of the first column that has any."""
-        names = [name for name in self.columns if name in (self.wanted.date, *_DATES)]
-        named = [name for name in names if any(any(block.cells(name)) for block in self._blocks)]
-        found = (list(map(month_of, self._cells(name))) for name in named)
-        return next((months for months in found if any(months)), [])
-
     def _column(self, name: str) -> list[Any]:
-        cells = self._cells(name)
+        cells = list(chain.from_iterable(block.cells(name) for block in self._blocks))
         if all(cell is None for cell in cells):
-            known = ", ".join((*(task.id for task in self.card.all_tasks()), *AXES, MONTH))
+            known = ", ".join((*self._labels, *AXES, MONTH))
             raise BadRequest(f"There is no column {name}, and no such task or property; there are {known}.", field="by")
         return cells
 
+    @cached_property
+    def _months(self) -> list[str]:
+        """Month of each meme, of the first column that has any."""
+        for name in self._dates:
+            if any(any(block.cells(name)) for block in self._blocks):
+                months = list(map(month_of, self._column(name)))
+                if any(months):
+                    return months
+        return []
+
     def axes(self) -> list[str]:
+        """Properties by which labels are counted."""
         groups = self.values("group")
         known = {
             "group": any(groups) and are_groups(set(groups), len(groups)),
-            MONTH: bool(self.months),
+            MONTH: bool(self._months),
             "language": any(self.values("language")),
         }
-        by = self.wanted.by or [name for name, there in known.items() if there]
+        by = self._by or [name for name, there in known.items() if there]
         return list(dict.fromkeys([*(["split"] if len(self.splits) > 1 else []), *by]))
 
 
@@ -148,17 +136,26 @@ def _is_yes(cell: Any) -> bool:
 
 
 async def describe(
-    card: DatasetCard, data: Path, wanted: DescriptionRequest, *, in_parts: bool = False
+    card: DatasetCard,
+    data: Path,
+    *,
+    tasks: Sequence[str] = (),
+    by: Sequence[str] = (),
+    date: str = "",
+    in_parts: bool = False,
 ) -> list[Tabled]:
     """Describes all splits of a data set.
 
     Args:
+        tasks: Tasks of the card, columns, or ``NAME=COLUMN,COLUMN`` with yes or no in each; all tasks if empty.
+        by: Properties of memes, tasks, columns, or ``month``.
+        date: Column of dates; looked for by its name if empty.
         in_parts: True if several labels may stand in one cell, with semicolons between them.
 
     Raises:
         BadRequest: A file can't be read, or there is no such task, property or column.
     """
-    material = _Material(card, wanted, in_parts=in_parts)
+    material = _Material(card, tasks, by, date, in_parts=in_parts)
     # Doubled ids are described like all others, and stand among the findings.
     checked = await check(card, data, columns=material.columns, visit=material.add)
     if not material.splits:
@@ -180,9 +177,7 @@ def _tables(checked: DatasetCheck, material: _Material) -> Iterator[Tabled]:
             "other.",
         ),
     )
-    names = [one.partition("=")[0] for one in material.wanted.tasks]
-    tasks = [material.facet(name) for name in names or [task.id for task in material.card.all_tasks()]]
-    axes = [material.facet(name) for name in material.axes()]
+    tasks, axes = [[material.facet(name) for name in names] for names in (material.tasks, material.axes())]
     words = np.array(material.words, dtype=np.int64)
     for task in tasks:
         yield tables.labels_table(task)
