@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, repeat
@@ -116,69 +117,173 @@ async def check(
         BadRequest: A file can't be read at all.
         Unavailable: Decoding failed for reasons other than the pictures themselves.
     """
-    # Labels of other tasks are counted too; conflicts are reported on this one.
-    found = _Found((card.court_task or card.all_tasks()[0]).id)
-    found.note_other(card, data)
+    found = _Found(card)
+    found.note_other(data)
     # Includes splits that are missing on disk: a missing file is a finding.
-    splits = [_split(card, data, split, found, columns=columns, visit=visit) for split in card.splits]
+    splits = [found.read(data, split, columns, visit) for split in card.splits]
     # Comes first: by the digests, equal pictures and conflicting labels are found.
-    digests = await _pictures(found, reader, progress)
-    found.note_twice(found.ids, DatasetFaultKind.ID_TWICE, "an id")
-    found.note_twice(found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
-    same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    found.note_twice(digests, DatasetFaultKind.PICTURE_TWICE, same)
+    digests = await found.digests(reader, progress)
+    for values, kind, what in (
+        (found.ids, DatasetFaultKind.ID_TWICE, "an id"),
+        (found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"),
+        (digests, DatasetFaultKind.PICTURE_TWICE, f"a picture, by its {'pixels' if reader else 'bytes'},"),
+    ):
+        found.note_twice(values, kind, what)
     found.note_conflicts(digests)
     return DatasetCheck(card.id, tuple(splits), tuple(found.findings), decoded=reader is not None)
 
 
-@dataclass(frozen=True, slots=True)
 class _Found:
     """Memes of all splits as they are compared with each other, by columns; and the faults found so far."""
 
-    task: str
-    """Task whose labels are compared."""
-    findings: list[DatasetFault] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    golds: list[RowGold] = field(default_factory=list)
-    texts: array[int] = field(default_factory=lambda: array("q"))
-    """Hashes of texts but for case and spacing, as texts may be long; 0 without a text."""
-    paths: list[Path | None] = field(default_factory=list)
-    """Files of their pictures; None if missing."""
+    def __init__(self, card: DatasetCard) -> None:
+        self._card = card
+        # Labels of other tasks are counted too; conflicts are reported on this one.
+        self._task = (card.court_task or card.all_tasks()[0]).id
+        self.findings: list[DatasetFault] = []
+        self._splits: list[str] = []
+        self._lines: list[int] = []
+        self.ids: list[str] = []
+        self._golds: list[RowGold] = []
+        # Hashes of texts but for case and spacing, as texts may be long; 0 without a text.
+        self.texts = array("q")
+        self._paths: list[Path | None] = []
+        """Files of their pictures; None if missing."""
 
-    def add(self, block: MemeBlock, paths: Iterable[Path | None]) -> None:
-        """Adds the memes of a block, with the files of their pictures."""
-        self.splits.extend(repeat(block.split, len(block)))
-        self.lines.extend(block.rows.numbers)
-        self.ids.extend(block.ids)
-        self.golds.extend(block.golds)
-        self.texts.extend(map(hash, block.text_column.keys()))
-        self.paths.extend(paths)
+    def read(self, data: Path, split: CardSplit, columns: Collection[str], visit: Visit) -> SplitCheck:
+        """Reads a split, and notes its own faults."""
+        counts: dict[str, Counter[str]] = {task.id: Counter() for task in self._card.all_tasks()}
+        start, doubts = len(self.ids), list[str]()
+        try:
+            # Keeps duplicates, which are among the faults searched for; a run would refuse them.
+            reader = CardReader(self._card, data, split.name, doubles=True, columns=columns)
+            for block in reader.pictured_blocks(doubts):
+                # Rows with equal labels share them.
+                for gold, count in Coded.of(block.golds).counts():
+                    for task, labels in gold.tasks.items():
+                        counts[task].update(dict.fromkeys(labels, count))
+                self._splits.extend(repeat(block.split, len(block)))
+                self._lines.extend(block.rows.numbers)
+                self.ids.extend(block.ids)
+                self._golds.extend(block.golds)
+                self.texts.extend(map(hash, block.text_column.keys()))
+                self._paths.extend(_paths_of(reader, block, doubts))
+                visit(reader, block)
+        except BadRequest as error:
+            # A missing file is a finding; any other error stops the check.
+            if error.reason != "DATA_MISSING":
+                raise
+            self._note(DatasetFaultKind.FILE_MISSING, split.name, error.message)
+            return SplitCheck(split.name)
+        # One finding per reason, with all its lines: a wrong column gives one finding instead of thousands.
+        for reason, group in _grouped(reader.problems, lambda problem: problem.reason).items():
+            # Line 0 stands for the file as a whole.
+            where = [one.source + f":{one.line}" * bool(one.line) + f" ({one.id})" * bool(one.id) for one in group]
+            self._note(DatasetFaultKind.ROW_DAMAGED, split.name, reason, where)
+        memes = range(start, len(self.ids))
+        # If the folder is ambiguous, it is unknown which pictures exist.
+        for doubt in doubts:
+            what = f"{doubt} The pictures of later rows were not looked for."
+            self._note(DatasetFaultKind.PICTURES_DOUBTFUL, split.name, what)
+        missing = [place for place in memes if self._paths[place] is None]
+        if missing and not doubts and self._card.fields.picture is not None:
+            self._note_missing_pictures(split.name, missing, len(memes))
+        # In the task's order, without labels that no row has.
+        tasks = {
+            task.id: {label: counts[task.id][label] for label in task.labels if label in counts[task.id]}
+            for task in self._card.all_tasks()
+        }
+        rows = reader.rows - reader.elsewhere
+        for what in self._card.count_differences(split, rows, tasks):
+            self._note(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
+        return SplitCheck(
+            split=split.name,
+            file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
+            rows=rows,
+            memes=len(memes),
+            pictures=len(memes) - len(missing),
+            refused=reader.refused,
+            excluded=reader.excluded,
+            elsewhere=reader.elsewhere,
+            tasks=tasks,
+        )
 
-    def note(self, kind: DatasetFaultKind, split: str, what: str, where: Sequence[str] = (), count: int = 0) -> None:
+    def _note_missing_pictures(self, split: str, missing: Sequence[int], memes: int) -> None:
+        kind, source = DatasetFaultKind.PICTURES_MISSING, self._card.source_url
+        if len(missing) < memes:
+            what = "pictures named in the file are not in the folder of the others"
+            self._note(kind, split, what, list(map(self._name_of, missing)))
+            return
+        # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
+        what = (
+            f"none of {memes:,} pictures is there (looked for in the folders of the data set and three levels "
+            f"deep below the directory){f'; they are had from {source}' if source else ''}"
+        )
+        self._note(kind, split, what, count=memes)
+
+    def _note(self, kind: DatasetFaultKind, split: str, what: str, where: Sequence[str] = (), count: int = 0) -> None:
         """Adds a fault, of as many memes as there are positions."""
         self.findings.append(DatasetFault(kind, split, what, count=count or len(where) or 1, where=tuple(where)))
 
-    def name_of(self, place: int) -> str:
+    def _name_of(self, place: int) -> str:
         """Position and id of a meme."""
-        return f"{self.splits[place]}:{self.lines[place]} ({self.ids[place]})"
+        return f"{self._splits[place]}:{self._lines[place]} ({self.ids[place]})"
 
-    def note_other(self, card: DatasetCard, data: Path) -> None:
+    def note_other(self, data: Path) -> None:
         """Reports a fault if the directory holds another data set."""
+        card = self._card
         # Number of rows first: parts of one data set have the same file names.
         if (other := mistaken_for(card, data)) is not None:
             what = f"the train split has as many rows as {other.title}, not as {card.title}: check with --dataset "
-            self.note(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
-            return
+            self._note(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
+        # A user's own card was named on purpose, and a variant of a data set is that data set.
+        elif not is_own(card):
+            # None or several recognised: nothing contradicts the requested one.
+            with suppress(BadRequest):
+                known = [one.id for one in recognised(data)]
+                if card.id.partition(":")[0] not in known:
+                    what = f"by its files and their numbers of rows this is {' and '.join(known)}"
+                    self._note(DatasetFaultKind.OTHER_DATA_SET, "", what)
+
+    async def digests(self, reader: PictureReader | None, progress: Progress) -> list[str | None]:
+        """Computes the digest by which each picture is compared, None if unknown; notes pictures that can't be read."""
+        digests: list[str | None] = [None] * len(self._paths)
+        pictured = [(place, path) for place, path in enumerate(self._paths) if path is not None]
+        if reader is None:
+            await asyncio.to_thread(_equal_digests, pictured, digests)
+            return digests
+        refused: list[tuple[int, str]] = []
+        waiting, done = iter(pictured), 0
+
+        async def decode() -> None:
+            nonlocal done
+            for place, path in waiting:
+                try:
+                    # In a thread, since reading a file blocks the event loop.
+                    picture = await reader.read(await asyncio.to_thread(path.read_bytes))
+                    digests[place] = picture.pixels_sha256
+                    # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
+                    if picture.incomplete:
+                        refused.append((place, "the file was cut short; what there is of it is judged"))
+                except OSError:
+                    refused.append((place, "the file can't be read"))
+                except BadPicture as bad:
+                    refused.append((place, bad.message))
+                done += 1
+                progress(done, len(pictured))
+
         try:
-            # A user's own card was named on purpose, and a variant of a data set is that data set.
-            known = [] if is_own(card) else [one.id for one in recognised(data)]
-        except BadRequest:  # none or several recognised: nothing contradicts the requested one
-            return
-        if known and card.id.partition(":")[0] not in known:
-            what = f"by its files and their numbers of rows this is {' and '.join(known)}"
-            self.note(DatasetFaultKind.OTHER_DATA_SET, "", what)
+            async with asyncio.TaskGroup() as group:
+                # More tasks than reader processes would only hold more files in memory.
+                for _ in range(_AT_ONCE):
+                    group.create_task(decode())
+        except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
+            raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
+        # Tasks finish in any order; findings are listed in that of the file.
+        for (split, reason), cases in _grouped(sorted(refused), lambda one: (self._splits[one[0]], one[1])).items():
+            where = [self._name_of(place) for place, _ in cases]
+            self._note(DatasetFaultKind.PICTURE_UNREADABLE, split, reason, where)
+        return digests
 
     def note_twice(self, values: Sequence[Hashable | None], kind: DatasetFaultKind, what: str) -> None:
         """Reports values that occur more than once, by the splits in which they occur."""
@@ -191,7 +296,7 @@ class _Found:
             # A duplicate id may belong to two different memes, whose labels need not agree.
             if differ and kind is not DatasetFaultKind.ID_TWICE:
                 words += f"; under different labels in {differ:,} of the {len(cases):,} cases"
-            self.note(kind, splits, words, self._names_of(cases))
+            self._note(kind, splits, words, self._names_of(cases))
 
     def note_conflicts(self, digests: Sequence[str | None]) -> None:
         """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
@@ -202,67 +307,17 @@ class _Found:
         whole = _grouped(same_pictures, lambda place: (digests[place], self.texts[place]))
         what = "memes of the same picture and text are labelled differently"
         for splits, cases in self._by_splits(filter(self._labels_differ, whole.values())).items():
-            self.note(DatasetFaultKind.LABELS_CONFLICT, splits, what, self._names_of(cases))
+            self._note(DatasetFaultKind.LABELS_CONFLICT, splits, what, self._names_of(cases))
 
     def _by_splits(self, groups: Iterable[list[int]]) -> dict[str, list[list[int]]]:
-        return _grouped(groups, lambda group: "+".join(dict.fromkeys(self.splits[place] for place in group)))
+        return _grouped(groups, lambda group: "+".join(dict.fromkeys(self._splits[place] for place in group)))
 
     def _names_of(self, groups: Iterable[Sequence[int]]) -> list[str]:
-        return [" = ".join(map(self.name_of, group)) for group in groups]
+        return [" = ".join(map(self._name_of, group)) for group in groups]
 
     def _labels_differ(self, group: Sequence[int]) -> bool:
         """True if at least two of these memes have different labels; a meme without a label contradicts none."""
-        return len({labels for place in group if (labels := self.golds[place].tasks.get(self.task))}) > 1
-
-
-def _split(
-    card: DatasetCard, data: Path, split: CardSplit, found: _Found, columns: Collection[str], visit: Visit
-) -> SplitCheck:
-    """Reads a split into ``found``."""
-    counts: dict[str, Counter[str]] = {task.id: Counter() for task in card.all_tasks()}
-    start, doubts = len(found.ids), list[str]()
-    try:
-        # Keeps duplicates, which are among the faults searched for; a run would refuse them.
-        reader = CardReader(card, data, split.name, doubles=True, columns=columns)
-        for block in reader.pictured_blocks(doubts):
-            # Rows with equal labels share them.
-            for gold, count in Coded.of(block.golds).counts():
-                for task, labels in gold.tasks.items():
-                    counts[task].update(dict.fromkeys(labels, count))
-            found.add(block, _paths_of(reader, block, doubts))
-            visit(reader, block)
-    except BadRequest as error:
-        # A missing file is a finding; any other error stops the check.
-        if error.reason != "DATA_MISSING":
-            raise
-        found.note(DatasetFaultKind.FILE_MISSING, split.name, error.message)
-        return SplitCheck(split.name)
-    # One finding per reason, with all its lines: a wrong column gives one finding instead of thousands.
-    for reason, group in _grouped(reader.problems, lambda problem: problem.reason).items():
-        # Line 0 stands for the file as a whole.
-        where = [one.source + f":{one.line}" * bool(one.line) + f" ({one.id})" * bool(one.id) for one in group]
-        found.note(DatasetFaultKind.ROW_DAMAGED, split.name, reason, where)
-    memes = range(start, len(found.ids))
-    _note_missing_pictures(reader, found, memes, doubts)
-    # In the task's order, without labels that no row has.
-    tasks = {
-        task.id: {label: counts[task.id][label] for label in task.labels if label in counts[task.id]}
-        for task in card.all_tasks()
-    }
-    rows = reader.rows - reader.elsewhere
-    for what in card.count_differences(split, rows, tasks):
-        found.note(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
-    return SplitCheck(
-        split=split.name,
-        file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
-        rows=rows,
-        memes=len(memes),
-        pictures=sum(found.paths[place] is not None for place in memes),
-        refused=reader.refused,
-        excluded=reader.excluded,
-        elsewhere=reader.elsewhere,
-        tasks=tasks,
-    )
+        return len({labels for place in group if (labels := self._golds[place].tasks.get(self._task))}) > 1
 
 
 def _paths_of(reader: CardReader, block: MemeBlock, doubts: list[str]) -> list[Path | None]:
@@ -275,69 +330,6 @@ def _paths_of(reader: CardReader, block: MemeBlock, doubts: list[str]) -> list[P
         except BadRequest as error:
             doubts.append(error.message)
     return [None] * len(block)
-
-
-def _note_missing_pictures(reader: CardReader, found: _Found, memes: Sequence[int], doubts: Sequence[str]) -> None:
-    """Reports the missing pictures of all memes of a split, given by their places."""
-    split, source = reader.split.name, reader.card.source_url
-    # If the folder is ambiguous, it is unknown which pictures exist.
-    for doubt in doubts:
-        what = f"{doubt} The pictures of later rows were not looked for."
-        found.note(DatasetFaultKind.PICTURES_DOUBTFUL, split, what)
-    missing = [place for place in memes if found.paths[place] is None]
-    if doubts or not missing or reader.card.fields.picture is None:
-        return
-    # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
-    if len(missing) == len(memes):
-        what = (
-            f"none of {len(memes):,} pictures is there (looked for in the folders of the data set and three levels "
-            f"deep below the directory){f'; they are had from {source}' if source else ''}"
-        )
-        found.note(DatasetFaultKind.PICTURES_MISSING, split, what, count=len(memes))
-    else:
-        what = "pictures named in the file are not in the folder of the others"
-        found.note(DatasetFaultKind.PICTURES_MISSING, split, what, list(map(found.name_of, missing)))
-
-
-async def _pictures(found: _Found, reader: PictureReader | None, progress: Progress) -> list[str | None]:
-    """Computes the digest by which each picture is compared, None if unknown; reports pictures that can't be read."""
-    digests: list[str | None] = [None] * len(found.paths)
-    pictured = [(place, path) for place, path in enumerate(found.paths) if path is not None]
-    if reader is None:
-        await asyncio.to_thread(_equal_digests, pictured, digests)
-        return digests
-    refused: list[tuple[int, str]] = []
-    waiting, done = iter(pictured), 0
-
-    async def decode() -> None:
-        nonlocal done
-        for place, path in waiting:
-            try:
-                # In a thread, since reading a file blocks the event loop.
-                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
-                digests[place] = picture.pixels_sha256
-                # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
-                if picture.incomplete:
-                    refused.append((place, "the file was cut short; what there is of it is judged"))
-            except OSError:
-                refused.append((place, "the file can't be read"))
-            except BadPicture as bad:
-                refused.append((place, bad.message))
-            done += 1
-            progress(done, len(pictured))
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            # More tasks than reader processes would only hold more files in memory.
-            for _ in range(_AT_ONCE):
-                group.create_task(decode())
-    except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
-        raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
-    # Tasks finish in any order; findings are listed in that of the file.
-    for (split, reason), cases in _grouped(sorted(refused), lambda pair: (found.splits[pair[0]], pair[1])).items():
-        where = [found.name_of(place) for place, _ in cases]
-        found.note(DatasetFaultKind.PICTURE_UNREADABLE, split, reason, where)
-    return digests
 
 
 def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | None]) -> None:
