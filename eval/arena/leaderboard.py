@@ -15,7 +15,7 @@ from eval.arena.boards import Board, board_of
 from eval.arena.events import Answered, Event, Judged, MemeDone, MemeLeftOut, NoReply, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.words import OVERALL, Row
-from eval.datasets.read import shared_detector
+from eval.datasets.read import DETECT, language_identifier, language_of
 
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""
@@ -58,9 +58,9 @@ def _is_in(text: str, tag: str) -> bool | None:
     """True if a text is in the language of a tag; None if there is no telling."""
     if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
         return None
-    detector, language = shared_detector(), _plain(tag)
+    language, known = _plain(tag), map(str, language_identifier().labels)
     # The detector only names languages that it knows, so every answer in another one would count as wrong.
-    if language not in map(_plain, detector.languages) or not (found := detector.language_of(text)):
+    if language not in map(_plain, known) or not (found := language_of(text, DETECT)):
         return None
     return _plain(found) == language
 

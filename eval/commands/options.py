@@ -20,7 +20,7 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.items import Protocol
 from eval.datasets.known import find_card, recognised
 from eval.datasets.plain_table import PlainTable, read_plain_table
-from eval.datasets.read import CARD, DETECT, shared_detector
+from eval.datasets.read import CARD, DETECT, language_identifier
 from eval.models.vllm_session import SERVER, VllmChoice
 from eval.reports.sections import Section, as_page, as_text
 from eval.runs.held_out import with_test_share
@@ -440,6 +440,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
 def tag_of(language: str | None) -> str:
     """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
     if language == DETECT:
-        shared_detector()  # what is not installed is said before anything is prepared
+        language_identifier()  # what is not installed is said before anything is prepared
         return DETECT
     return CARD if language == CARD else checked_language(language or "", "language")

@@ -119,26 +119,20 @@ class JoinedFiles:
         self.paths: list[Path] = []
         """Files that were read, except those for single memes."""
 
-    def columns(self) -> set[str]:
-        """Columns of the rows that serve as lookup keys."""
-        joins = [one.join for one in self._card.expressions() if one.join is not None]
-        named = {name for join in joins for name in placeholders_of(join.file + join.column)}
-        # These are made by the reader and are no columns.
-        return {name for name in named if name not in ("id", "language", "group", "variant", "split")}
-
     def of(self, join: Join) -> Callable[[Record], Record]:
         """Returns a function that finds the joined row, or an empty one if there is none."""
         # Files for single rows are not cached: there may be as many as rows.
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
-        return self._rows_of((join.file,), join.on, "joined file")
+        return lambda record: self._row_of(record, (join.file,), join.on, "joined file")
 
     def with_labels(self, labels: LabelFile, rows: Iterable[Numbered]) -> Iterator[Numbered]:
         """Adds the columns of the split's label file to rows, without overwriting the rows' own."""
-        joined = self._rows_of(labels.files, labels.on, "labels", labels.columns)
         for number, record in rows:
             try:
-                yield number, record if isinstance(record, str) else {**joined(record), **record}
+                if not isinstance(record, str):
+                    record = {**self._row_of(record, labels.files, labels.on, "labels", labels.columns), **record}
+                yield number, record
             except BadCell as bad:
                 yield number, str(bad)
 
@@ -188,21 +182,17 @@ class JoinedFiles:
             self.paths.append(path)
         return path
 
-    def _rows_of(
-        self, names: tuple[str, ...], on: str, what: str, columns: tuple[str, ...] = ()
-    ) -> Callable[[Record], Record]:
-        """Returns a function that finds a row's row in the first of these files that exists."""
-
-        def joined(record: Record) -> Record:
-            if (known := (*names, on)) not in self._tables:
-                path = self._find(names, what)
-                kind = kind_of(path) or self._card.layout.kind
-                self._tables[known] = self._read(RecordFile(path, kind, header=columns), on)
-            # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
-            found: Record = self._tables[known].get((word_of(record.get(on), on) or "").strip(), _NONE)
-            return found
-
-        return joined
+    def _row_of(
+        self, record: Record, names: tuple[str, ...], on: str, what: str, columns: tuple[str, ...] = ()
+    ) -> Record:
+        """A row's row in the first of these files that exists, or an empty one."""
+        if (known := (*names, on)) not in self._tables:
+            path = self._find(names, what)
+            kind = kind_of(path) or self._card.layout.kind
+            self._tables[known] = self._read(RecordFile(path, kind, header=columns), on)
+        # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
+        found: Record = self._tables[known].get((word_of(record.get(on), on) or "").strip(), _NONE)
+        return found
 
     def _read(self, file: RecordFile, key: str) -> dict[str, dict[str, Any]]:
         table: dict[str, dict[str, Any]] = {}
@@ -282,28 +272,9 @@ class CardReader:
         self._rules, self._where = RowRules(card, self._joins.of), self._rows_of_split()
 
     def with_pictures(self) -> Iterator[JudgedMeme]:
-        """The memes; the folder of their pictures is located before the first one with a picture is yielded.
-
-        Raises:
-            BadRequest: No row is usable, or a file can't be read.
-        """
-        usable = False
+        """The memes one by one, as by :meth:`pictured_blocks`. Raises BadRequest: A file can't be read."""
         for block in self.pictured_blocks():
-            usable = True
             yield from block.memes()
-        if usable:
-            return
-        why = "no row is of this split"
-        if self.problems:
-            # Nearly always all rows have the same fault, such as a renamed column.
-            fault = self.problems[0]
-            why = f"line {fault.line}: {fault.reason}" if fault.line else fault.reason
-        source = f" The data are had from {self.card.source_url}." if self.card.source_url else ""
-        raise BadRequest(
-            f"No row of {', '.join(path.name for path in self.paths)} can be used as the split {self.split.name} "
-            f"of {self.card.title}: {why}.{source}",
-            reason="DATA_UNUSABLE",
-        )
 
     def pictured_blocks(self, doubts: list[str] | None = None) -> Iterator[MemeBlock]:
         """Like :meth:`blocks`, with the folder of the pictures located before the first of them is yielded.
@@ -357,7 +328,7 @@ class CardReader:
         if layout.kind is FileKind.TREE:
             yield from as_blocks(tree_rows(path))
             return
-        columns = self.card.columns() | self._joins.columns() | set(self._columns)
+        columns = self.card.columns() | set(self._columns)
         # Column names with a placeholder are not known in advance: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
         # Includes our own names: a column with such a name could pass for a computed value.

@@ -16,6 +16,8 @@ from retrieval.library.cells import BadCell, Record, fill, is_missing, placehold
 
 MADE_NAMES = ("@row", "@id", "@meme", "@language", "@group", "@variant", "@text", "@ocr", "@caption", "@image", "@gold")
 """Names that are set for every row, whatever its format; columns with these names are not read."""
+_FIELDS = frozenset({"id", "language", "group", "variant", "split"})
+"""Names in braces that stand for fields of a meme, and for no column."""
 _ORIGINS = frozenset({"column", "path", "list_", "join", "const"})
 Compiled = Callable[[Record], Any]
 JoinOf = Callable[["Join"], Callable[[Record], Record]]
@@ -94,7 +96,9 @@ class Expression(CardModel):
 
     def columns(self) -> set[str]:
         """Columns of the row that the value is computed from; placeholders in names are left as they are."""
-        own = {self.column, self.path.split(".")[0], *self.list_, self.join.on if self.join else ""}
+        own = {self.column, self.path.split(".")[0], *self.list_}
+        if self.join:
+            own |= {self.join.on, *placeholders_of(self.join.file + self.join.column)} - _FIELDS
         return {name for name in own if name} | (self.else_.columns() if self.else_ else set())
 
 

@@ -11,7 +11,7 @@ from court.events import TextRead
 from court.meme import checked_language
 from court.settings import TrialSettings
 from eval.cli import cli
-from eval.datasets.read import DETECT, language_of, shared_detector
+from eval.datasets.read import DETECT, language_of
 from eval.replay.replay import replay
 from eval.runs.results import RunFolder
 from eval.scores.subgroups import UNKNOWN, groups_of
@@ -37,7 +37,7 @@ def test_languages_of_short_captions_are_detected():
 
 @pytest.mark.parametrize("text", ["", "   ", "12:30", "!?", "OK", "😀😀😀", "\ud800"])
 def test_text_without_words_has_no_language(text):
-    assert shared_detector().language_of(text) == ""
+    assert language_of(text, DETECT) == ""
 
 
 def test_explicit_language_is_used_as_it_is():
