@@ -19,12 +19,11 @@ from eval.commands.options import (
     TableWords,
     dataset_in,
     dataset_of,
-    html_option,
     json_option,
     refuse_table_words,
     run_watched,
     say,
-    show_answer,
+    shows_sections,
     table_of,
 )
 from eval.datasets.card import DatasetCard
@@ -50,6 +49,8 @@ _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 def datasets(context: click.Context, as_json: bool) -> None:
     """Lists the data sets that are known: which files are expected, and where their authors hand them out.
 
+    `card show ID` shows the tasks, sources and published figures of one.
+
     \b
     memecourt-eval datasets              lists them
     memecourt-eval datasets check DIR    checks what lies in a directory
@@ -74,19 +75,9 @@ def datasets(context: click.Context, as_json: bool) -> None:
             click.echo(f"  {split.name:<16} {files}{rows and ':'}{rows}{f' ({classes})' if classes else ''}")
             if split.remark:
                 click.echo(f"  {'':<16} {split.remark}")
-        folders = ", ".join(folder or "the directory itself" for folder in dataset.layout.pictures)
-        click.echo(f"  pictures         in {folders}, or any folder below")
-        for one in dataset.all_tasks():
-            click.echo(f"  task             {one.id}, {one.kind}: {', '.join(one.labels)}")
-        none = "none: no label says whether a meme is harmful, or it has to be said whose labels"
-        click.echo(f"  protocols        {', '.join(dataset.protocols) or none}")
         for caveat in dataset.caveats:
             click.echo(f"  mind             {caveat}")
-        click.echo(f"  from             {dataset.source_url}")
-        click.echo(f"  cite             {dataset.citation}")
-        click.echo(f"  terms            {dataset.licence}")
-        click.echo(f"  figures          {dataset.verified}")
-        click.echo()
+        click.echo(f"  from             {dataset.source_url} ({dataset.licence})\n")
 
 
 @datasets.command()
@@ -146,17 +137,8 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
     ),
 )
 @click.option("--date", default="", metavar="COLUMN", help="Column of dates. [default: by its name]")
-@html_option
-@json_option
-def describe(
-    data: Path,
-    id_: str | None,
-    html: Path | None,
-    as_json: bool,
-    columns: tuple[str, ...],
-    pictures: Path | None,
-    **words: Any,
-) -> None:
+@shows_sections()
+def describe(data: Path, id_: str | None, columns: tuple[str, ...], pictures: Path | None, **words: Any) -> Shown:
     """Describes the data set in DIR, or a table: its labels, by properties of the memes, its texts and its doubles.
 
     Labels are counted one by one and in pairs, by split, group, month and language or by what --by names, and tested:
@@ -180,11 +162,12 @@ def describe(
         refuse_table_words({"columns": columns, "pictures": pictures})
         chosen = dataset_in(data, id_)
     found = run_watched(lambda _: description.describe(chosen, data, **words, in_parts=plain))
-    title = f"Description of {chosen.title}"
-    sections = description.description_sections(found)
-    figures = {"dataset": chosen.id, "tables": found}
-    answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
-    show_answer(answer, html=html, as_json=as_json)
+    return Shown(
+        title=f"Description of {chosen.title}",
+        lead=chosen.caveats,
+        sections=description.description_sections(found),
+        figures={"dataset": chosen.id, "tables": found},
+    )
 
 
 @datasets.group()

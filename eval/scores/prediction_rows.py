@@ -31,70 +31,31 @@ class PredictionRows(NamedTuple):
 def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
     """Opens a file of predictions.
 
+    Args:
+        scorer: Scorer of a log whose answers are the labels; the log's first one if empty.
+
     Raises:
-        BadRequest: The file can't be read, or a scorer is named and the file is not a log.
+        BadRequest: The file can't be read, or there is no such scorer.
         NotLoaded: The library that reads such files is not installed.
     """
     if path.suffix.lower() in (".eval", ".json"):
-        return PredictionRows("sample", *inspect_records(path, scorer))
+        return _log_rows(path, scorer)
     if scorer:
-        raise BadRequest(
-            f"{path.name} is no log of Inspect AI, so it has no scorer. Leave out --scorer.",
-            reason="PREDICTIONS_UNUSABLE",
-            field="scorer",
-        )
-    return PredictionRows(
-        "row" if kind_of(path) is FileKind.PARQUET else "line", table_records(path, _COLUMNS, "predictions")
-    )
+        raise _no_scorer(f"{path.name} is no log of Inspect AI, so it has no scorer. Leave out --scorer.")
+    unit = "row" if kind_of(path) is FileKind.PARQUET else "line"
+    return PredictionRows(unit, table_records(path, _COLUMNS, "predictions"))
+
+
+def _no_scorer(message: str) -> BadRequest:
+    return BadRequest(message, reason="PREDICTIONS_UNUSABLE", field="scorer")
 
 
 _BIG = frozenset({"events", "attachments", "messages", "store"})
 """Parts of a sample that are not loaded: they make up nearly all of a log."""
 
 
-def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tuple[str, ...]]:
-    """Reads a log, ``….eval`` or ``….json``.
-
-    Args:
-        scorer: Scorer whose answers are the labels; the log's first one if empty.
-
-    Returns:
-        Number of each sample, from 1 in the order of the ids, with a record of ``id`` and ``label``, or with a
-        description of the sample's fault.
-
-    Raises:
-        BadRequest: The file is not a log, has no such scorer, or its scorer gives no answers.
-        NotLoaded: Inspect AI is not installed.
-    """
-    status, samples = _samples(path)
-    # In the order of the log, as the first one is used without --scorer.
-    names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
-    if scorer and scorer not in names:
-        raise BadRequest(
-            f"{path.name} has no scorer {scorer!r}. It has: {', '.join(names) or 'none'}.",
-            reason="PREDICTIONS_UNUSABLE",
-            field="scorer",
-        )
-    by = scorer or (names[0] if names else "")
-    # Otherwise a scorer that only marks answers right or wrong would make every meme a failure of the system.
-    if samples and not any(_answer(sample, by) for sample in samples):
-        raise BadRequest(
-            f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
-            f"are read from what a scorer sets as answer. Scorers: {', '.join(names) or 'none'}; name one with "
-            "--scorer.",
-            reason="PREDICTIONS_UNUSABLE",
-            field="scorer",
-        )
-    others = ", ".join(name for name in names if name != by) or "none"
-    notes = [f"{path.name}: labels are the answers of the scorer {by}; other scorers: {others}."]
-    if status != "success":
-        notes.append(f"{path.name}: the log's status is {status}, so that samples may be missing.")
-    records = ((number, _record(sample, by)) for number, sample in enumerate(samples, 1))
-    return records, tuple(notes)
-
-
-def _samples(path: Path) -> tuple[str, list[EvalSample]]:
-    """The status and the samples of a log."""
+def _log_rows(path: Path, scorer: str) -> PredictionRows:
+    """Opens a log of Inspect AI, whose samples are numbered from 1 in the order of their ids."""
     try:
         from inspect_ai.log import read_eval_log
     except ModuleNotFoundError as error:
@@ -108,7 +69,7 @@ def _samples(path: Path) -> tuple[str, list[EvalSample]]:
         ) from None
     try:
         log = read_eval_log(str(path), exclude_fields=set(_BIG))
-        return log.status, log.samples or []
+        status, samples = log.status, log.samples or []
     # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
     except Exception as error:
         raise BadRequest(
@@ -116,6 +77,24 @@ def _samples(path: Path) -> tuple[str, list[EvalSample]]:
             "object a line go into a file that ends in .jsonl.",
             reason="SOURCE_UNREADABLE",
         ) from None
+    # In the order of the log, as the first one is used without --scorer.
+    names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
+    if scorer and scorer not in names:
+        raise _no_scorer(f"{path.name} has no scorer {scorer!r}. It has: {', '.join(names) or 'none'}.")
+    by = scorer or next(iter(names), "")
+    # Otherwise a scorer that only marks answers right or wrong would make every meme a failure of the system.
+    if samples and not any(_answer(sample, by) for sample in samples):
+        raise _no_scorer(
+            f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
+            f"are read from what a scorer sets as answer. Scorers: {', '.join(names) or 'none'}; name one with "
+            "--scorer."
+        )
+    others = ", ".join(name for name in names if name != by) or "none"
+    notes = [f"{path.name}: labels are the answers of the scorer {by}; other scorers: {others}."]
+    if status != "success":
+        notes.append(f"{path.name}: the log's status is {status}, so that samples may be missing.")
+    records = ((number, _record(sample, by)) for number, sample in enumerate(samples, 1))
+    return PredictionRows("sample", records, tuple(notes))
 
 
 def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
@@ -123,11 +102,9 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
     if sample.epoch > 1:
         return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
     # A sample that ended in an error is the system's failure: it counts as wrong and is not rejected.
-    if sample.error is not None:
-        return {"id": sample.id, "label": ""}
-    if scorer not in (sample.scores or {}):
+    if sample.error is None and scorer not in (sample.scores or {}):
         return f"it has no score by {scorer!r}, and no error"
-    return {"id": sample.id, "label": _answer(sample, scorer)}
+    return {"id": sample.id, "label": "" if sample.error else _answer(sample, scorer)}
 
 
 def _answer(sample: EvalSample, scorer: str) -> str:
