@@ -37,7 +37,7 @@ from eval.solvers.calls import Solver, StoredCourt
 from eval.solvers.comparator import OF_TEXTS, Comparator, ComparatorSolver, settings_of_comparator
 from eval.solvers.labelling import open_question, settings_of_question
 from eval.solvers.question import Question
-from eval.solvers.trial import ENGLISH, TranslatedSolver, TrialSolver
+from eval.solvers.trial import ENGLISH, TrialSolver
 from retrieval.embed.encoder import Encoder
 from retrieval.open import load_encoder_for
 from serving.judging.executor import TrialExecutor
@@ -159,7 +159,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
         return replace(trial, altered=partial(altered, alteration=alteration, seed=plan.seed))
     if plan.control == Control.TRANSLATED:
         # The trial gets the English translation, whatever the original language.
-        return TranslatedSolver(replace(trial, language=ENGLISH if plan.language else ""), plan.language)
+        return replace(trial, language=ENGLISH if plan.language else "", translated_from=plan.language)
     return trial
 
 

@@ -15,6 +15,7 @@ from court import replies
 from court.errors import BadInput, BadRequest, CantResume, Unavailable
 from court.events import Role
 from court.meme import Frame
+from court.prompts import Prompt
 from court.prompts import load as court_prompt
 from court.record import TrialRecord, TrialState
 from court.replies import Reply, UnusableReply
@@ -168,17 +169,15 @@ class QuestionSolver(AnsweringSolver):
 
     async def _needed_content(self, item: MemeItem) -> DecodedMeme:
         """The meme with the inputs that are needed: without its picture if that is neither shown nor compared."""
-        if self.question.needs_picture:
-            return await self.stored.decoded(item)
         # Without examples to search for, the picture is neither shown nor compared, and decoding it would only make
         # memes without one fail.
-        if not self.question.shots:
+        if not (self.question.needs_picture or self.question.shots):
             return DecodedMeme(item.meme)
         try:
             return await self.stored.decoded(item)
         except BadInput as error:
             # A missing picture means that examples are found by text alone; other errors are faults of the picture.
-            if error.reason != PICTURE_MISSING:
+            if self.question.needs_picture or error.reason != PICTURE_MISSING:
                 raise
             return DecodedMeme(item.meme)
 
@@ -218,29 +217,31 @@ class _LabelCalls(MemeCalls):
 
     async def answer(self, shots: Sequence[_Shot]) -> TaskAnswer:
         """Asks once for each order of the options, and for their odds if requested."""
-        prompt = load(PROMPTS, "classify")
-        system = prompt.system(
-            title=self.question.title or self.question.task,
-            labels="\n".join(_defined(self.question, label) for label in self.question.labels),
+        prompt, question = _prompt(), self.question
+        defined = (
+            f"- {label}: {question.define[label]}" if question.define.get(label) else f"- {label}"
+            for label in question.labels
         )
+        system = prompt.system(title=question.title or question.task, labels="\n".join(defined))
         # Built once: all orders and odds calls share this prefix, which the server caches.
         parts = [*await self._examples(shots), *await self._material()]
         turns: list[tuple[str, ...]] = []
-        for order in self.question.orders:
-            task = "multi" if self.question.multi else "single"
+        for order in question.orders:
+            fields: dict[str, Any] = {"label": {"type": "string", "enum": list(order)}}
+            if question.multi:
+                fields = {"labels": replies.object_schema({label: {"type": "boolean"} for label in order})}
+            task = "multi" if question.multi else "single"
+            agent = Agent(prompt, task, partial(_read, question), replies.object_schema(fields), system=system)
             ask = prompt.task(task, options="\n".join(f"- {label}" for label in order))
-            schema = replies.object_schema(_wanted(self.question, order))
-            agent = Agent(prompt, task, partial(_read, self.question), schema, system=system)
             turns.append(await self.ask(agent, [*parts, ask]))
-        ask_odds = self._odds_of_labels if self.question.multi else self._odds_of_options
-        scores = await ask_odds(system, parts) if self.question.odds else None
+        ask_odds = self._odds_of_labels if question.multi else self._odds_of_options
+        scores = await ask_odds(system, parts) if question.odds else None
         # A single order is no rotation worth reporting.
-        return TaskAnswer(
-            labels=settle(self.question, turns), scores=scores or {}, rotations=tuple(turns) if len(turns) > 1 else ()
-        )
+        rotations = tuple(turns) if len(turns) > 1 else ()
+        return TaskAnswer(labels=settle(question, turns), scores=scores or {}, rotations=rotations)
 
     async def _examples(self, shots: Sequence[_Shot]) -> list[str | Frame]:
-        prompt, parts = load(PROMPTS, "classify"), list[str | Frame]()
+        prompt, parts = _prompt(), list[str | Frame]()
         # Numbered, as an example's picture and words are separate parts.
         for number, shot in enumerate(shots, 1):
             named = {"number": str(number)}
@@ -258,7 +259,7 @@ class _LabelCalls(MemeCalls):
         return parts
 
     async def _material(self) -> list[str | Frame]:
-        prompt, shown, inputs = load(PROMPTS, "classify"), self.shown, self.question.inputs
+        prompt, shown, inputs = _prompt(), self.shown, self.question.inputs
         with_picture = "picture" in inputs
         parts: list[str | Frame] = [*shown.frames] if with_picture else []
         parts.append(prompt.task("picture" if with_picture else "without"))
@@ -278,57 +279,52 @@ class _LabelCalls(MemeCalls):
         """Words of a meme by input, the Proposer's description of its frames last."""
         words = [(kind, words_of(meme, kind)) for kind in WORDS if kind in self.question.inputs]
         if "description" in self.question.inputs and frames:
-            words.append(("description", await self._described(frames)))
+            # Shared with trials through the call cache.
+            description = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
+            words.append(("description", description.value))
         # Empty words are left out: an empty fence would look like a meme without text.
         return [(kind, text) for kind, text in words if text.strip()]
 
-    async def _described(self, frames: tuple[Frame, ...]) -> str:
-        """The Proposer's description, which is shared through the call cache."""
-        description = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
-        return description.value
-
     async def _odds_of_options(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
         """Probability of each label; None if the server reports none, or the options have next to no mass."""
-        prompt, sums = load(PROMPTS, "classify"), dict.fromkeys(self.question.labels, 0.0)
-        orders = self.question.orders
-        letters = string.ascii_uppercase[: len(self.question.labels)]
-        for order in orders:
-            options = "\n".join(f"{letter}) {label}" for letter, label in zip(letters, order, strict=True))
-            shares = await self._shares("odds", [*parts, prompt.task("odds", options=options)], letters, system)
-            if shares is None:
-                return None
-            for label, share in zip(order, shares, strict=True):
-                # Averaged over the orders, so that a preference for a letter cancels out.
-                sums[label] += share / len(orders)
-        # A sum of shares may exceed 1 by a rounding error, which a probability must not.
-        return {label: min(share, 1.0) for label, share in sums.items()}
+        letters, asks = string.ascii_uppercase, []
+        for order in self.question.orders:
+            options = "\n".join(f"{letter}) {label}" for letter, label in zip(letters, order, strict=False))
+            asks.append((order, _prompt().task("odds", options=options)))
+        return await self._mean_shares("odds", system, parts, asks)
 
     async def _odds_of_labels(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
-        prompt, scores = load(PROMPTS, "classify"), dict[str, float]()
+        scores = dict[str, float]()
         for label in self.question.labels:
-            sides = []
-            # Asked twice, with either answer first: the mean cancels a preference for the first letter, as in a trial.
-            for a, b in (("yes", "no"), ("no", "yes")):
-                ask = prompt.task("odds_of_label", label=label, a=a, b=b)
-                shares = await self._shares("odds_of_label", [*parts, ask], "AB", system)
-                # If one order has no answer, the label gets no odds: half of the pair would bring the preference back.
-                if shares is None:
-                    return None
-                sides.append(shares[0 if a == "yes" else 1])
-            scores[label] = sum(sides) / len(sides)
+            # Asked twice, with either answer first, as in a trial.
+            orders = (("yes", "no"), ("no", "yes"))
+            asks = [(order, _prompt().task("odds_of_label", label=label, a=order[0], b=order[1])) for order in orders]
+            shares = await self._mean_shares("odds_of_label", system, parts, asks)
+            if shares is None:
+                return None
+            scores[label] = shares["yes"]
         return scores
 
-    async def _shares(
-        self, task: str, parts: Sequence[str | Frame], letters: str, system: str
-    ) -> tuple[float, ...] | None:
-        """Share of each letter in the probability of all letters."""
-        messages = Agent(load(PROMPTS, "classify"), task, str, system=system).messages(parts)
-        odds = await self.speaker().odds(Role.JUDGE, messages, options=tuple(letters))
-        total = sum(odds.masses) if odds is not None else 0.0
-        # A total of 0 would cause a division by 0. A model about to say something else says nothing about the options.
-        if odds is None or total <= 0 or total < self.court.settings.least_label_mass:
-            return None
-        return tuple(mass / total for mass in odds.masses)
+    async def _mean_shares(
+        self, task: str, system: str, parts: Sequence[str | Frame], asks: Sequence[tuple[tuple[str, ...], str]]
+    ) -> dict[str, float] | None:
+        """Share of each option in the probability of all, as the mean over questions with the options in an order.
+
+        None if one of them has no answer: the mean cancels out a preference for a letter, and half of it would not.
+        """
+        sums: dict[str, float] = {}
+        for order, ask in asks:
+            messages = Agent(_prompt(), task, str, system=system).messages([*parts, ask])
+            odds = await self.speaker().odds(Role.JUDGE, messages, options=tuple(string.ascii_uppercase[: len(order)]))
+            total = sum(odds.masses) if odds is not None else 0.0
+            # A total of 0 would cause a division by 0. A model about to say something else says nothing about the
+            # options.
+            if odds is None or total <= 0 or total < self.court.settings.least_label_mass:
+                return None
+            for option, mass in zip(order, odds.masses, strict=True):
+                sums[option] = sums.get(option, 0.0) + mass / total / len(asks)
+        # A sum of shares may exceed 1 by a rounding error, which a probability must not.
+        return {option: min(sums[option], 1.0) for option in asks[0][0]}
 
 
 def open_question(
@@ -378,7 +374,7 @@ def settings_of_question(question: Question) -> dict[str, JsonValue]:
     """Describes a question for the settings of its run."""
     described: dict[str, JsonValue] = question.model_dump(mode="json")
     if question.by is not Answerer.PRECEDENTS:
-        prompt = load(PROMPTS, "classify") if question.by is Answerer.MODEL else court_prompt("question")
+        prompt = _prompt() if question.by is Answerer.MODEL else court_prompt("question")
         described |= {"prompt": prompt.id, "prompt_digest": prompt.digest}
     return described
 
@@ -396,19 +392,12 @@ def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, .
     return (counts.most_common(1)[0][0],)
 
 
-def _defined(question: Question, label: str) -> str:
-    meaning = question.define.get(label, "")
-    return f"- {label}: {meaning}" if meaning else f"- {label}"
+def _prompt() -> Prompt:
+    return load(PROMPTS, "classify")
 
 
 def _listed(labels: Sequence[str]) -> str:
     return ", ".join(labels) or "none of the labels"
-
-
-def _wanted(question: Question, order: tuple[str, ...]) -> dict[str, Any]:
-    if question.multi:
-        return {"labels": replies.object_schema({label: {"type": "boolean"} for label in order})}
-    return {"label": {"type": "string", "enum": list(order)}}
 
 
 def _read(question: Question, text: str) -> tuple[str, ...]:

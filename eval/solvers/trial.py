@@ -134,51 +134,6 @@ class _Translation(Reply):
     translation: Words = Field(min_length=1, max_length=_LONGEST)
 
 
-@dataclass(frozen=True, slots=True)
-class TranslatedSolver:
-    """Tries the memes of one run by their texts in English.
-
-    A meme already known to be in English is tried unchanged. The translation counts towards the meme's cost, unless the
-    prediction was lost and is rebuilt from the docket: a record only holds the trial's own calls.
-    """
-
-    trial: TrialSolver
-    source_language: str = ""
-    """Original language of the texts, as :func:`eval.datasets.read.language_of_meme` takes it."""
-
-    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
-        """Translates a meme's text and tries it; see :class:`eval.solvers.calls.Solver`."""
-        try:
-            # Also for a resumed trial: if it can't go on, the meme is tried afresh. The call cache has the reply.
-            english, spent = await self._in_english(item.meme)
-        except CourtError as error:
-            return failed(item.meme, error)
-        tried = await self.trial.solve(replace(item, meme=item.meme.model_copy(update={"text": english})), record)
-        # The seconds are the trial's own: no time is measured of the translation, which finished before it started.
-        cost = {name: getattr(tried.result.cost, name) + getattr(spent, name) for name in Cost.model_fields}
-        prediction = tried.result.model_copy(update={"cost": Cost(**cost)})
-        return replace(tried, result=prediction)
-
-    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
-        """Builds the prediction from a record; None if its trial is to be resumed."""
-        return self.trial.rebuilt(meme, record)
-
-    async def _in_english(self, meme: JudgedMeme) -> tuple[str, Cost]:
-        """The text in English, and the cost of translating it."""
-        language = language_of_meme(meme, self.source_language)
-        # Compares the language subtag only: en-GB is English too.
-        if not meme.text.strip() or language.partition("-")[0].lower() == ENGLISH:
-            return meme.text, Cost()
-        calls = MemeCalls(self.trial.stored, DecodedMeme(meme), self.trial.stored.seed)
-        prompt = load(PROMPTS, "translate")
-        words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
-        agent = Agent(
-            prompt, "translate", partial(replies.parse, _Translation), replies.object_schema({"translation": words})
-        )
-        reply = await calls.ask(agent, [prompt.task("translate", text=calls.fence.around(meme.text))])
-        return reply.translation, calls.cost()
-
-
 _NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
 """Reasons for which a trial stopped that are not outcomes: it is always resumed."""
 _ANEW = frozenset({CantResume.default_reason, PICTURE_MISSING, "TRIAL_FAILED"})
@@ -201,10 +156,23 @@ class TrialSolver:
     text_only: bool = False
     language: str = ""
     """Language stated for each text, as :func:`eval.datasets.read.language_of_meme` takes it."""
+    translated_from: str | None = None
+    """Original language of texts that are translated into English first, stated likewise; None to translate none."""
     altered: Callable[[MemeItem], MemeItem] = lambda item: item
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Tries a meme once; see :class:`eval.solvers.calls.Solver`."""
+        try:
+            # Also for a resumed trial: if it can't go on, the meme is tried afresh. The call cache has the reply.
+            english, spent = await self._in_english(item.meme)
+        except CourtError as error:
+            return failed(item.meme, error)
+        tried = await self._attempted(replace(item, meme=item.meme.model_copy(update={"text": english})), record)
+        # The translation counts, unless the prediction was lost and is rebuilt: a record only holds the trial's calls.
+        cost = {name: getattr(tried.result.cost, name) + getattr(spent, name) for name in Cost.model_fields}
+        return replace(tried, result=tried.result.model_copy(update={"cost": Cost(**cost)}))
+
+    async def _attempted(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         hits, retry_after = HitCounter(), 0.0
         try:
             record = await self._tried(self.altered(item), record, hits)
@@ -219,6 +187,20 @@ class TrialSolver:
         prediction = prediction_of(item.meme, record, stored=hits.count)
         passing = failure is not None and failure.retryable
         return Tried(prediction, passing, prediction.reason, state=record, retry_after=retry_after)
+
+    async def _in_english(self, meme: JudgedMeme) -> tuple[str, Cost]:
+        """The text to try a meme by, and the cost of translating it; unchanged if it is known to be in English."""
+        language = "" if self.translated_from is None else language_of_meme(meme, self.translated_from)
+        # Compares the language subtag only: en-GB is English too.
+        english = language.partition("-")[0].lower() == ENGLISH
+        if self.translated_from is None or english or not meme.text.strip():
+            return meme.text, Cost()
+        calls = MemeCalls(self.stored, DecodedMeme(meme), self.stored.seed)
+        prompt = load(PROMPTS, "translate")
+        schema = replies.object_schema({"translation": {"type": "string", "minLength": 1, "maxLength": _LONGEST}})
+        agent = Agent(prompt, "translate", partial(replies.parse, _Translation), schema)
+        reply = await calls.ask(agent, [prompt.task("translate", text=calls.fence.around(meme.text))])
+        return reply.translation, calls.cost()
 
     def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
         """Builds the prediction from a record; None if its trial is to be resumed."""
