@@ -22,6 +22,7 @@ from eval.reports.sections import Section
 from eval.runs.results import Results, read_results
 from eval.scores.compare import Comparison, compare, signed_interval
 from eval.scores.measure import SURE, figure, holm
+from eval.scores.metrics import task_card
 from eval.studies.arms import ModelOf, Study, arms_named, run_study
 from eval.synthetic.world import GROUPS
 from serving.cli.common import FILE
@@ -96,34 +97,41 @@ def ablate(
     results = [read_results(folder.root) for folder in runs]
     by_protocol = score_by_protocol(
         study.plan.protocols,
-        lambda protocol: _compared(results, protocol, options["seed"]),
+        lambda protocol: compared_with_first(results, protocol, options["seed"]),
         named=options["protocols"] is not None,
     )
-    return _shown(results[0], by_protocol)
+    return _shown(results[0], by_protocol, options["seed"])
 
 
-def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:
+def compared_with_first(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:
+    """Compares each arm with the first."""
     # `full` is always the first arm, wherever it was named: see `arms_named`.
     return [(arm, compare(arm, results[0], protocol, seed=seed)) for arm in results]
 
 
-def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]]) -> Shown:
-    figures = {}
-    for protocol, compared in by_protocol.items():
-        # Of the first, which is compared with itself, there is nothing to be corrected.
-        corrected = [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])]
-        figures[str(protocol)] = [
-            {
-                "arm": arm.name,
-                **_calls(arm),
-                **{name: value for name, value in asdict(one).items() if name != "changed"},
-                "corrected_p": p,
-            }
-            for (arm, one), p in zip(compared, corrected, strict=True)
-        ]
+def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]], seed: int) -> Shown:
+    figures = {str(protocol): ablation_json(each, protocol, seed) for protocol, each in by_protocol.items()}
     where = f"{full.dataset}, split {full.split}"
     sections = [_section(each, protocol, where) for protocol, each in by_protocol.items()]
     return Shown(title="Ablation", sections=sections, figures=figures)
+
+
+def ablation_json(
+    compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, seed: int
+) -> list[dict[str, Any]]:
+    """The figures of each arm, alone and beside the first."""
+    # Of the first, which is compared with itself, there is nothing to be corrected.
+    corrected = [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])]
+    return [
+        {
+            "arm": arm.name,
+            **_calls(arm),
+            **{name: value for name, value in asdict(one).items() if name != "changed"},
+            "corrected_p": p,
+            "card": asdict(task_card(arm, protocol, seed=seed)),
+        }
+        for (arm, one), p in zip(compared, corrected, strict=True)
+    ]
 
 
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:

@@ -32,6 +32,7 @@ from eval.session.spec import Option, flags_of, spec_options
 from serving.access.private_files import hand_on
 from serving.cli.common import NEW_FILE, PATH, FiniteRange, Interrupted, run, settings_of, with_options
 from serving.models.presets import AUTO, vllm_settings
+from serving.presets import load_preset
 from serving.settings import Settings
 
 
@@ -254,6 +255,9 @@ class CourtOptions:
         tuple[str, ...], Option("Setting of trials, such as rounds_max=6. Repeatable.", "--set", "NAME=VALUE")
     ] = ()
     config: Annotated[Path | None, Option("Settings file (TOML).", exists=True)] = None
+    preset: Annotated[
+        str | None, Option("Preset of settings, such as as-published; other options override it.", metavar="NAME")
+    ] = None
     llm_url: Annotated[str | None, Option("Chat-completions server (…/v1).", metavar="URL")] = None
     model: Annotated[
         str | None, Option("Model to use on that server. The settings file can name one per role.", metavar="NAME")
@@ -285,7 +289,13 @@ class CourtOptions:
             os.environ["MEMECOURT_CONFIG"] = str(self.config)  # where Settings looks for it
         llm = {name: value for name, value in (("url", self.llm_url), ("model", self.model)) if value is not None}
         # None in place of empty tables, so that what the file and the environment say is not overlaid.
-        return settings_of(trial=dict(trial) or None, llm=llm or None, policy=self.policy, encoder=self.encoder)
+        own = {"trial": dict(trial) or None, "llm": llm or None, "policy": self.policy, "encoder": self.encoder}
+        if self.preset is None:
+            return settings_of(**own)
+        settings = settings_of(**load_preset(self.preset).settings(**own))
+        # A paper's court has one model, whatever else the user's file names: no panel, no guard, no role's own.
+        alone: dict[str, Any] = {"judges": (), "guard": None, "roles": {}}
+        return settings.model_copy(update={"llm": settings.llm.model_copy(update=alone)})
 
     def started(self, procedure: Procedure) -> VllmChoice | None:
         """The vLLM to start; None if none is asked for.

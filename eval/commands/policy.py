@@ -51,7 +51,7 @@ _most_calls = click.option(
     "--most-calls", type=click.IntRange(0), metavar="N", help="Make at most so many calls that are not stored yet."
 )
 # The policy is an argument, and a handful of examples is not worth the start of a server.
-_NOT_HERE = ("policy", "vllm", "vllm_flags")
+_NOT_HERE = ("policy", "preset", "vllm", "vllm_flags")
 _court = spec_options(CourtOptions, *(name for name in CourtOptions.__dataclass_fields__ if name not in _NOT_HERE))
 
 

@@ -22,8 +22,6 @@ from typing import Any
 from anyio.from_thread import start_blocking_portal
 
 from eval.probe.agents import BEGIN, PROMPTS, prompt_of
-from eval.reproduce.paper import Paper, Target
-from eval.reproduce.study import Benchmark
 from eval.scores.metrics import harm_values
 from eval.solvers.witness import Arm
 from eval.standin.server import FakeModelServer, serving
@@ -56,20 +54,15 @@ def oracle_server(model: str, ability: Ability) -> FakeModelServer:
     return FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
 
 
-def stand_ins() -> contextlib.AbstractContextManager[dict[str, str]]:
-    """Runs a fake server of each ability; yields their addresses by size."""
-    return served({size: oracle_server(drawn_model(size), ability) for size, ability in ABILITIES.items()})
-
-
 _PLANTED = Ability(
     harmful=1.0, benign=1.0, groups_told=3, unseen=0.1, lead=2, late=0.8, near=True,
 )  # fmt: skip
 ABILITIES: Mapping[str, Ability] = {
     "3b": replace(_PLANTED, eyes=0.0, description=0.05, arguments=0.1, answers=0.15, precedents=0.1),
     "7b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.4, precedents=0.15),
-    "32b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.6, precedents=0.35),
+    "main": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.6, precedents=0.35),
 }
-"""Abilities of the fake models that stand in for the paper's: what the paper claims is true of them by construction.
+"""Abilities of the fake models that stand in for MemeCourt's: what the paper claims is true of them by construction.
 
 A description leaves out half of the badges, which questions bring out; near precedents help; the side that is right
 rests sooner; a stance that comes late misleads; a larger model sees more.
@@ -85,43 +78,38 @@ _ALTERED: Mapping[str, dict[str, Any]] = {
 """Arguments of the expectation, by arm."""
 
 
-def drawn_model(size: str) -> str:
-    """Name of the fake model of a size."""
-    return f"oracle-{size}"
+def _court(data: Path) -> Mapping[str, Any]:
+    stages: dict[str, tuple[str, str, Sequence[str]]] = {
+        f"{model}-harm-c": ("harm-c", model, ["full"]) for model in ("7b", "3b")
+    }
+    stages |= {f"main-{name}": (name, "main", ["full"]) for name in ("harm-p", "fhm-test-seen")}
+    stages["main-harm-c"] = "harm-c", "main", [*_ALTERED]
+    planted = {}
+    for stage, (name, model, arms) in stages.items():
+        fhm = name.startswith("fhm")
+        key = read_key(data / ("fhm" if fhm else name))
+        # Somewhat harmful memes are left out.
+        memes = [meme for meme in key if meme.split == ("test_seen" if fhm else "test") and (fhm or meme.level != 1)]
+        rows = []
+        for arm in arms:
+            # All precedents are labelled by the rule, and those that are found are near: here the meme itself.
+            predicted = [
+                expected(
+                    one.text,
+                    one.badge,
+                    ABILITIES[model],
+                    precedents=() if arm == "no-precedents" else ((one.text, one.badge, one.harmful),),
+                    **_ALTERED[arm],
+                ).harmful
+                for one in memes
+            ]
+            accuracy, macro_f1 = harm_values([one.harmful for one in memes], predicted)
+            rows.append({"arm": arm, "card": {"figures": {"accuracy": accuracy, "macro-f1": macro_f1}}})
+        planted[stage] = {"plain" if fhm else "extreme": rows}
+    return planted
 
 
-def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
-    """The paper with the figures that the fake models must reach on these benchmarks; rows on others are omitted.
-
-    Raises:
-        BadRequest: A benchmark can't be read.
-        OSError: A benchmark has no key.
-    """
-    rows = []
-    by_data = {each.data: each for each in benchmarks}
-    for row in (row for row in paper.targets if row.data in by_data):
-        gold, predicted = _expected(by_data[row.data], row)
-        # The oracle is deterministic: there is an exact figure to meet, and no interval.
-        accuracy, macro_f1 = harm_values(gold, predicted)
-        rows.append(row.model_copy(update={"accuracy": 100 * accuracy, "macro_f1": 100 * macro_f1}))
-    changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows)}
-    return paper.model_copy(update=changes)
-
-
-def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]]:
-    key = {meme.id: meme for meme in read_key(benchmark.plan.data)}
-    gold, predicted = [], []
-    for meme in benchmark.judged():
-        drawn = key[meme.id]
-        # All precedents are labelled by the rule, and those that are found are near: here the meme itself.
-        shown = () if row.arm == "no-precedents" else ((drawn.text, drawn.badge, drawn.harmful),)
-        opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=shown, **_ALTERED[row.arm])
-        gold.append(drawn.harmful)
-        predicted.append(opinion.harmful)
-    return gold, predicted
-
-
-def draw_benchmarks(data: Path, *, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
+def draw_benchmarks(data: Path, *, test: int = 56, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
     """Draws three benchmarks in place of the paper's, in a folder each, unless they exist.
 
     Raises BadRequest: A directory is not empty and has no synthetic benchmark.
@@ -359,6 +347,10 @@ def _reader() -> Mapping[str, FakeModelServer]:
     return {"oracle": oracle_server("oracle", _READER)}
 
 
+def _courts() -> Mapping[str, FakeModelServer]:
+    return {name: oracle_server(name, ability) for name, ability in ABILITIES.items()}
+
+
 DEMONSTRATIONS: Mapping[str, Demonstration] = {
     "adammeme": Demonstration(_weakness, partial(_draw, train=4, test=24, seed=61), _probed),
     "climatememes": Demonstration(_labels, partial(_draw, train=48, test=48, seed=3), _reader),
@@ -368,5 +360,6 @@ DEMONSTRATIONS: Mapping[str, Demonstration] = {
         partial(_draw, train=4, test=24, seed=5),
         partial(_speakers, 0.0, 1.0, varied=True),
     ),
+    "memecourt": Demonstration(_court, draw_benchmarks, _courts),
     "memearena": Demonstration(_arena, partial(_draw, train=4, test=24, seed=5), _speakers),
 }

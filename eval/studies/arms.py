@@ -185,7 +185,7 @@ class StudyManifest(JudgingSpec, SessionManifest):
     """Description of a study; arms may be added later."""
 
     kind: str
-    """``ablate``, ``sweep``, ``reproduce`` or ``audition``."""
+    """``ablate``, ``sweep`` or ``audition``."""
     settings: dict[str, JsonValue]
     """Trial settings before the changes of an arm."""
     models: dict[str, str] = Field(default_factory=dict)
@@ -220,7 +220,7 @@ class Study:
     """Plan of a study."""
 
     kind: str
-    """``ablate``, ``sweep``, ``reproduce`` or ``audition``."""
+    """``ablate``, ``sweep`` or ``audition``."""
     plan: Plan
     """Plan that each arm changes, in the study's folder. A server that it has started plays all roles; for arms with
     another model, a server with that model is started in turn."""
@@ -372,7 +372,7 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     # A key must only be sent to the server that it belongs to.
     named: dict[str, Any] = {"model": other.model}
     if other.url:
-        named |= {"url": urls_of(other.url, "with-model"), "api_key": None}
+        named |= {"url": _urls_of(other.url, "with-model"), "api_key": None}
     if other.role == "all":
         # Roles keep their call settings, but not their own model, server or key.
         roles = {
@@ -390,7 +390,7 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     return llm.model_copy(update={"roles": {**llm.roles, other.role: own}})
 
 
-def urls_of(text: str, option: str) -> tuple[str, ...] | None:
+def _urls_of(text: str, option: str) -> tuple[str, ...] | None:
     """Parses comma-separated addresses of one model's servers. Raises BadRequest if one is malformed."""
     try:
         # Validated like an address in the settings.
@@ -408,36 +408,3 @@ async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) ->
     encoder = await asyncio.to_thread(load_encoder_for, None, plan.settings.encoder)
     prepared = await prepare_library(plan, plan.out / name, material, encoder=encoder, progress=progress)
     return prepared.library.root
-
-
-def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
-    """Smallest and largest number of calls per meme in an arm, in addition to those shared with ``full``.
-
-    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities take two more calls.
-    Speculative calls that turn out to be unnecessary and repeated requests for a usable reply come on top.
-    """
-    # The ruling; with a score two calls more, one for each order of the options.
-    judge = 3 if settings.score else 1
-    # Two sides; each round has a question, an answer and a summary.
-    examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
-    fewest, most = (1 + calls + judge for calls in examined)
-    match arm:
-        case "full" | "equal-compute" | "self-correct":
-            # Equal compute spends as many tokens as full; a sample is about as long as the mean call of a trial.
-            return fewest, most
-        case "post-stance" | "role-switch" | "progressive-retrieval":
-            # Everything but the description, which is shared with full.
-            return examined[0] + judge, examined[1] + judge
-        case "no-captioner":
-            # One summary of each side; the description is shared.
-            return 2 + judge, 2 + judge
-        case "plain-judge":
-            return 1, 1
-        case "paraphrase":
-            return 3, 3
-        case "mars":
-            # Description, evidence for, evidence against, conclusion.
-            return 4, 4
-        case _:
-            # Everything before the judgment is shared with full, by the store of calls.
-            return judge, judge

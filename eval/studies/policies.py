@@ -23,7 +23,6 @@ from eval.session.directory import CALLS
 from eval.session.engine import Later, Patience, Progress, Watch, patiently, run_items
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
 from eval.solvers.trial import TrialSolver
-from eval.studies.arms import calls_of_arm
 from serving.policy_files import to_toml
 from serving.settings import Settings
 from serving.wiring import open_court
@@ -187,8 +186,11 @@ class PolicyTrials:
 
     def announce(self, trials: int, more: int = 0) -> None:
         """Says before the first of so many trials how many calls they and some more may take."""
-        # Everything but a description, since the examples are texts.
-        numbers = sorted({trials * each + more for each in calls_of_arm("post-stance", self.settings.trial)})
+        # Each round of two sides has a question, an answer and a summary. The ruling takes a call, with a score two
+        # more; a text has no description.
+        trial = self.settings.trial
+        of_each = {6 * rounds + (3 if trial.score else 1) for rounds in (trial.rounds_min, trial.rounds_max)}
+        numbers = sorted(trials * each + more for each in of_each)
         self.progress.tell(
             f"{trials:,} trials take {' to '.join(map('{:,}'.format, numbers))} calls, less those that {self.out} has."
             f"{self.budget.in_words}"

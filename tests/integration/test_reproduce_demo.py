@@ -1,18 +1,20 @@
 """``memecourt-eval reproduce`` from end to end on drawn memes: every figure matches the oracle's."""
 
-import contextlib
 import faulthandler
 import json
 import math
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from court.events import Side
 from eval.cli import cli
-from eval.reproduce.demonstrations import ABILITIES, draw_benchmarks, stand_ins
-from eval.reproduce.paper import ClaimVerdict, JudgedArms, claims_of, read_paper
+from eval.commands.ablate import ablation_json, compared_with_first
+from eval.datasets.items import Protocol
+from eval.reproduce.demonstrations import ABILITIES, draw_benchmarks
+from eval.reproduce.outcome import ClaimVerdict, Reproduced
+from eval.reproduce.paper import read_paper
 from eval.runs.results import RunFolder, read_results
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
@@ -29,46 +31,49 @@ ALTERED = {
     "post-stance": {"stance_from_start": False},
 }
 ROWS = {
-    "T1.hc": ("32b", "harm-c", "full"),
-    "T1.hp": ("32b", "harm-p", "full"),
-    "T1.fhm": ("32b", "fhm", "full"),
-    "T2.rag": ("32b", "harm-c", "no-precedents"),
-    "T2.da": ("32b", "harm-c", "no-advocates"),
-    "T2.cc": ("32b", "harm-c", "no-captioner"),
-    "T2.dull": ("32b", "harm-c", "dull-judge"),
-    "T3.3b": ("3b", "harm-c", "full"),
-    "T3.7b": ("7b", "harm-c", "full"),
-    "T3.32b": ("32b", "harm-c", "full"),
-    "T3.post": ("32b", "harm-c", "post-stance"),
+    ("Table 1", "MemeCourt, Harm-C"): ("main", "harm-c", "full"),
+    ("Table 1", "MemeCourt, Harm-P"): ("main", "harm-p", "full"),
+    ("Table 1", "MemeCourt, FHM test_seen"): ("main", "fhm", "full"),
+    ("Table 2", "w/o RAG"): ("main", "harm-c", "no-precedents"),
+    ("Table 2", "w/o D/A"): ("main", "harm-c", "no-advocates"),
+    ("Table 2", "w/o CC"): ("main", "harm-c", "no-captioner"),
+    ("Table 2", "Dull Judge"): ("main", "harm-c", "dull-judge"),
+    ("Table 3", "3B"): ("3b", "harm-c", "full"),
+    ("Table 3", "7B"): ("7b", "harm-c", "full"),
+    ("Table 3", "the largest (published: 32B)"): ("main", "harm-c", "full"),
+    ("Table 3", "stance at the summary"): ("main", "harm-c", "post-stance"),
 }
 
 
-def arguments(root, urls):
-    """The command's arguments for drawn benchmarks and stand-ins."""
-    servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
-    drawn = ["--demo", "--data", str(root / "data"), "--encoder", "builtin"]
-    return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
-
-
-def reproduce(root, urls, *more, code=0):
-    result = CliRunner().invoke(cli, [*arguments(root, urls), *more])
+def reproduce(root, *more, code=0):
+    """The result of the command on drawn benchmarks and stand-ins."""
+    drawn = ["--demo", "--data", str(root / "data"), "--out", str(root / "study")]
+    result = CliRunner().invoke(cli, ["reproduce", "memecourt", *drawn, "--balanced", "--resume", "--yes", *more])
     assert result.exit_code == code, result.output[-3000:]
-    return result.stdout
+    return result
+
+
+def study(root, stage="main-harm-c"):
+    return root / "study" / "stages" / f"{stage}-run"
+
+
+def cells(output, table):
+    """Cells of a table by row and figure."""
+    return {(cell["row"], cell["figure"]): cell for cell in output["tables"][table]}
 
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory):
-    """The command's folder, the URLs of its fake model servers, and its JSON output."""
+    """The command's folder and its JSON output."""
     # On a busy machine, all runs of the paper take longer than the limit after which a test counts as hung.
     faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
     draw_benchmarks(root / "data", test=TEST, size=(320, 240))
-    with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MEMECOURT_HOME", str(root / "home"))
         # No speculative calls: servers and command share the processors here, and superfluous calls enter no figure.
         patched.setenv("MEMECOURT_LLM__CONCURRENCY", "1")
-        output = json.loads(reproduce(root, urls, "--json", "--with-leaks"))
-        yield root, urls, output
+        yield root, json.loads(reproduce(root, "--json").stdout)
 
 
 def judged(root, bench):
@@ -99,26 +104,26 @@ def oracle_labels(root, size, bench, arm):
 
 
 def test_every_row_matches_the_oracle_to_the_last_digit(reproduced):
-    root, _, output = reproduced
+    root, output = reproduced
     assert output["finished"] is True
-    rows = {row["id"]: row for row in output["rows"] if row["id"]}
-    assert rows.keys() == ROWS.keys()
-    for id_, (size, bench, arm) in ROWS.items():
-        accuracy, macro_f1 = rates(oracle_labels(root, size, bench, arm))
-        ours, published = rows[id_]["ours"], rows[id_]["published"]
-        assert ours["n"] == len(judged(root, bench))
-        assert math.isclose(ours["accuracy"]["value"], accuracy, abs_tol=1e-12), id_
-        assert math.isclose(ours["macro_f1"]["value"], macro_f1, abs_tol=1e-12), id_
-        assert math.isclose(published["accuracy"], 100 * accuracy, abs_tol=1e-9)
-        assert math.isclose(published["macro_f1"], 100 * macro_f1, abs_tol=1e-9)
-        assert rows[id_]["reached"] == "within interval"
+    values = set()
+    for (table, row), (size, bench, arm) in ROWS.items():
+        figures = rates(oracle_labels(root, size, bench, arm))
+        for name, figure in zip(("accuracy", "macro-F1"), figures, strict=True):
+            cell = cells(output, table)[row, name]
+            assert cell["n"] == len(judged(root, bench)) and cell["reached"] == "within interval"
+            assert math.isclose(cell["ours"]["value"], 100 * figure, abs_tol=1e-9), row
+            assert math.isclose(cell["published"], 100 * figure, abs_tol=1e-9), row
+            values.add(figure)
     # If all rows had the same figure, the demonstration would show nothing.
-    assert len({row["ours"]["accuracy"]["value"] for row in rows.values()}) > 2
+    assert len(values) > 4
+    ours = {(name, cell["row"]) for name in output["tables"] for cell in output["tables"][name] if cell["ours"]}
+    assert {each for each in ours if each[0].startswith("Table")} == ROWS.keys()
 
 
 def test_somewhat_harmful_memes_are_neither_judged_nor_precedents(reproduced):
-    root, _, _ = reproduced
-    run = RunFolder(root / "study" / "32b" / "harm-c" / "full")
+    root, _ = reproduced
+    run = RunFolder(study(root) / "full")
     assert {meme.id for meme in run.memes()} == {meme.id for meme in judged(root, "harm-c")}
     manifest = run.manifest()
     assert manifest.dropped_labels == ("somewhat harmful",)
@@ -129,29 +134,31 @@ def test_somewhat_harmful_memes_are_neither_judged_nor_precedents(reproduced):
 
 
 def test_controls_and_comparators_are_reported_beside_the_published_rows(reproduced):
-    root, _, output = reproduced
-    ours = {row["arm"]: row for row in output["rows"] if not row["id"]}
-    assert ours.keys() == {
-        "random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars", "with-leaks"
+    root, output = reproduced
+    ours, costs = cells(output, "Ours alone"), cells(output, "Costs")
+    assert {arm for arm, _ in ours} == {
+        "random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars"
     }  # fmt: skip
-    full = next(row for row in output["rows"] if row["id"] == "T1.hc")
-    assert 0.5 * full["tokens"] < ours["equal-compute"]["tokens"] <= full["tokens"]
-    assert (ours["plain-judge"]["calls"], ours["mars"]["calls"]) == (1, 4)
-    dull = rates(oracle_labels(root, "32b", "harm-c", "dull-judge"))[0]
-    assert ours["plain-judge"]["ours"]["accuracy"]["value"] == pytest.approx(dull)
-    # Precedents that are too near name the group of the meme, as those do that are near.
-    assert ours["with-leaks"]["ours"] == full["ours"]
+    tokens, calls = (
+        {arm: cell["ours"]["value"] for (arm, one), cell in costs.items() if one == name}
+        for name in ("tokens", "calls")
+    )
+    assert 0.5 * tokens["full"] < tokens["equal-compute"] <= tokens["full"]
+    memes = len(judged(root, "harm-c"))
+    assert (calls["plain-judge"], calls["mars"]) == (memes, 4 * memes)
+    dull = rates(oracle_labels(root, "main", "harm-c", "dull-judge"))[0]
+    assert ours["plain-judge", "accuracy"]["ours"]["value"] == pytest.approx(100 * dull)
 
 
 def test_claims_and_figures_are_filled(reproduced, request):
-    root, _, output = reproduced
+    root, output = reproduced
     claims = {claim["id"]: claim for claim in output["claims"]}
     assert list(claims) == [*(f"C{number}" for number in range(1, 8)), "N1"]
     assert {id_ for id_, claim in claims.items() if claim["verdict"] == "not tested"} == {"C7"}
     assert {claim["verdict"] for id_, claim in claims.items() if id_ != "C7"} == {"holds"}
     for figure in output["figure_5"]["harm-c"]:
         expected_rounds = [
-            rounds_of(meme.text, meme.badge, Side(figure["side"]), ABILITIES["32b"])
+            rounds_of(meme.text, meme.badge, Side(figure["side"]), ABILITIES["main"])
             for meme in judged(root, "harm-c")
             if meme.harmful is figure["harmful"]
         ]
@@ -160,13 +167,24 @@ def test_claims_and_figures_are_filled(reproduced, request):
     assert output["figure_4"]["meme"] in {meme.id for meme in judged(root, "harm-p")}
     page = (root / "study" / "reproduction.html").read_text()
     text = (root / "study" / "reproduction.md").read_text()
-    for title in ("Table 1", "Table 2", "Table 3", "Claims", "Figure 3", "Figure 4", "Figure 5", "What differs"):
+    for title in (
+        "Table 1",
+        "Table 2",
+        "Table 3",
+        "Claims",
+        "Figure 3",
+        "Figure 4",
+        "Figure 5",
+        "What differs",
+        "Balanced draws",
+    ):
         assert title in page and title in text
     assert page.count("<svg") == 3 and "What badge is shown in the middle" in text
     # Texts of memes stay in the folder's pages.
     assert "badge" not in json.dumps(output)
     # Calls that were made ahead of time depend on how busy the machine is.
-    check_figures(request, "reproduce", output, varies=("calls",))
+    lasting = {name: rows for name, rows in output["tables"].items() if name != "Costs"}
+    check_figures(request, "reproduce", output | {"tables": lasting})
     assert json.loads((root / "study" / "reproduction.json").read_text()) == output
 
 
@@ -186,14 +204,17 @@ A Judge that hears no advocates is deaf. Each fault costs more than precedents t
 @pytest.mark.full
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_a_fault_of_the_court_fails_exactly_its_claims(reproduced, fault):
-    root, _, _ = reproduced
-    paper = read_paper("memecourt")
-    study = root / "study"
-    folders = {path.name: path for path in (study / "32b" / "harm-c").iterdir() if (path / "manifest.json").exists()}
-    arms = {arm: read_results(folder) for arm, folder in folders.items()}
-    sizes = {size: read_results(study / size / "harm-c" / "full") for size in paper.sizes}
-    judged = JudgedArms(arms | {"full": arms[fault]}, sizes, paper.benchmarks[0].protocol)
-    failing = {claim.id for claim in claims_of(judged, paper.claims) if claim.verdict is not ClaimVerdict.HOLDS}
+    root, _ = reproduced
+    paper = read_paper("memecourt").demonstrated()
+    figures = {
+        file.stem: json.loads(file.read_text())["figures"] for file in (root / "study" / "stages").glob("*.json")
+    }
+    arms = {path.name: read_results(path) for path in study(root).iterdir() if (path / "manifest.json").exists()}
+    faulty = {"full": replace(arms.pop("full"), judged=arms[fault].judged), **arms}
+    compared = compared_with_first([*faulty.values()], Protocol.EXTREME, 0)
+    figures["main-harm-c"] = {"extreme": ablation_json(compared, Protocol.EXTREME, 0)}
+    found = Reproduced(paper, figures, {}, arm=lambda _, arm: faulty.get(arm)).claims()
+    failing = {claim.id for claim in found if claim.verdict is not ClaimVerdict.HOLDS}
     # A few precedents that are drawn happen to be near. Whether these help enough to be better than none is chance.
     varies = {"C1", "C7"} if fault == "random-precedents" else {"C7"}
     assert failing - varies == MUTATIONS[fault] - varies
@@ -201,27 +222,26 @@ def test_a_fault_of_the_court_fails_exactly_its_claims(reproduced, fault):
 
 @pytest.mark.full
 def test_every_claim_holds_without_a_fault(reproduced):
-    _, _, output = reproduced
+    _, output = reproduced
     assert {claim["id"] for claim in output["claims"] if claim["verdict"] != "holds"} == {"C7"}
 
 
-def test_finished_reproduction_needs_no_model_server(reproduced):
-    root, _, output = reproduced
-    dead_urls = dict.fromkeys(ABILITIES, "http://127.0.0.1:9/v1")
-    assert json.loads(reproduce(root, dead_urls, "--json")) == output
-    changed = CliRunner().invoke(cli, [*arguments(root, dead_urls), "--seed", "5"])
-    assert changed.exit_code == 1 and "seed (was 0, is 5)" in changed.output
+def test_finished_reproduction_runs_no_stage_again(reproduced):
+    root, output = reproduced
+    # The stand-ins have other addresses this time.
+    repeated = reproduce(root, "--json")
+    assert json.loads(repeated.stdout) == output and "Stage 1" not in repeated.stderr
+    assert "of another reproduction" in reproduce(root, "--seed", "5", code=1).output
 
 
-def test_run_that_lost_predictions_is_resumed(reproduced, tmp_path):
-    root, urls, output = reproduced
-    run = RunFolder(root / "study" / "7b" / "harm-c" / "full")
+def test_run_that_lost_predictions_is_resumed(reproduced):
+    root, output = reproduced
+    run = RunFolder(study(root, "7b-harm-c") / "full")
     predictions, manifest = run.predictions(), run.manifest()
-    with contextlib.suppress(FileNotFoundError):
-        Path(root / "study" / "reproduction.json").unlink()
+    (root / "study" / "reproduction.json").unlink()
+    (root / "study" / "stages" / "7b-harm-c.json").unlink()
     run.write_predictions(predictions[:-3])
     run.write_manifest(manifest.model_copy(update={"finished": None}))
-    repeated = json.loads(reproduce(root, urls, "--json"))
-    rows = [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in repeated["rows"]]
-    assert rows == [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in output["rows"]]
+    repeated = json.loads(reproduce(root, "--json").stdout)
+    assert repeated["tables"] == output["tables"] and repeated["claims"] == output["claims"]
     assert run.manifest().interruptions == 1

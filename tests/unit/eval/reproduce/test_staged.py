@@ -1,4 +1,4 @@
-"""Tests of papers whose figures come from our other commands: figures by path, tables, claims, plans."""
+"""Tests of papers as data: figures by path, tables, claims, plans."""
 
 import json
 
@@ -10,12 +10,13 @@ from court.errors import BadRequest
 from eval.arena.events import Judged
 from eval.arena.folder import ArenaFolder
 from eval.cli import cli
-from eval.commands.reproduce import STAGED
+from eval.commands.reproduce import PAPERS
 from eval.probe.folder import REWRITTEN, SCORED, ProbeFolder, Scored, Step
 from eval.reproduce.demonstrations import DEMONSTRATIONS
-from eval.reproduce.paper import ClaimVerdict, Reached
-from eval.reproduce.report import staged_sections
-from eval.reproduce.staged import StagedOutcome, find, plan_stages, read_staged
+from eval.reproduce.outcome import ClaimVerdict, Reached, Reproduced
+from eval.reproduce.paper import find, read_paper
+from eval.reproduce.report import reproduced_sections
+from eval.reproduce.stages import plan_stages
 from eval.witness.run import WitnessFolder
 
 CARD = {"value": 0.85, "low": 0.78, "high": 0.92}
@@ -50,10 +51,10 @@ def test_figures_are_found_by_path(path, found):
     assert find(content, path) == found
 
 
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_published_figure_of_a_table_is_found(name):
-    paper = read_staged(name)
-    found = StagedOutcome(paper, {}, {}).tables()
+    paper = read_paper(name)
+    found = Reproduced(paper, {}, {}).tables()
     assert all(cell.reached is Reached.NOT_RUN for cells in found.values() for cell in cells)
     # A row that quotes a source has at least one figure there: a path with a slip would find none.
     for one in paper.tables:
@@ -62,17 +63,17 @@ def test_every_published_figure_of_a_table_is_found(name):
 
 
 def test_published_mean_is_printed_as_the_paper_has_it():
-    paper = read_staged("memearena")
+    paper = read_paper("memearena")
     # The mean of the paper's rounded cells would be .90.
     assert find(paper.figures(), "ndcg.own[4]") == 0.89
     assert any(row.cite == "ndcg.own[4]" for table in paper.tables for row in table.rows)
 
 
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("name", PAPERS)
 def test_rows_claims_and_stages_of_a_paper_name_stages_that_there_are(name):
-    for paper in (read_staged(name), read_staged(name).demonstrated()):
+    for paper in (read_paper(name), read_paper(name).demonstrated()):
         stages = {one.id for one in paper.stages}
-        assert len(stages) == len(paper.stages) and paper.differs
+        assert len(stages) == len(paper.stages) and (paper.differs or paper.preset)
         assert {row.stage for one in paper.tables for row in one.rows if row.stage} <= stages
         assert {part.stage for one in paper.claims for part in one.parts} <= stages
         assert all(one.parts or one.why for one in paper.claims)
@@ -84,7 +85,7 @@ def outcome(**changed):
     of_true = {"recall:True": CARD | changed, "f1:True": CARD}
     witness = {"arm": "witness", "n": 10, "true": 8, **of_true}
     lesser = {"arm": "no-rank", "against": {"value": -0.2, "low": -0.3, "high": -0.1}}
-    return StagedOutcome(read_staged("emulate"), {"kbqa": {"arms": [witness, lesser]}}, {})
+    return Reproduced(read_paper("emulate"), {"kbqa": {"arms": [witness, lesser]}}, {})
 
 
 def test_cells_say_whether_the_published_figure_is_within_ours_and_can_occur():
@@ -103,14 +104,16 @@ def test_cells_say_whether_the_published_figure_is_within_ours_and_can_occur():
 def test_claim_needs_every_part_and_says_what_is_missing():
     found = {claim.id: claim for claim in outcome().claims()}
     assert found["C1"].verdict is ClaimVerdict.UNTESTED and "bench: accuracy without ranking" in found["C1"].why
-    paper = read_staged("emulate")
+    paper = read_paper("emulate")
     paper = paper.model_copy(
         update={"claims": tuple(one.model_copy(update={"parts": one.parts[:1]}) for one in paper.claims)}
     )
-    assert StagedOutcome(paper, outcome().figures, {}).claims()[0].verdict is ClaimVerdict.HOLDS
+    assert Reproduced(paper, outcome().figures, {}).claims()[0].verdict is ClaimVerdict.HOLDS
     worse = {"kbqa": {"arms": [{"arm": "no-rank", "against": {"value": 0.2, "low": 0.1, "high": 0.3}}]}}
-    assert StagedOutcome(paper, worse, {}).claims()[0].verdict is ClaimVerdict.FAILS
-    titles = [section.title for section in staged_sections(outcome(), dict.fromkeys([s.id for s in paper.stages], "c"))]
+    assert Reproduced(paper, worse, {}).claims()[0].verdict is ClaimVerdict.FAILS
+    titles = [
+        section.title for section in reproduced_sections(outcome(), dict.fromkeys([s.id for s in paper.stages], "c"))
+    ]
     assert {"Table 2: The witness beside other methods", "What differs from the paper"} <= set(titles)
 
 
@@ -127,7 +130,7 @@ def test_plan_says_what_to_fetch_and_which_models_are_missing(tmp_path):
 def test_stage_calls_the_server_that_the_file_of_models_names(tmp_path):
     (tmp_path / "dataset").mkdir()
     models = {"LLaVA-v1.6-7B": {"url": ("http://a/v1", "http://b/v1"), "model": "llava"}}
-    plans = plan_stages(read_staged("climatememes"), tmp_path, tmp_path, models, tables={}, limit=5)
+    plans = plan_stages(read_paper("climatememes"), tmp_path, tmp_path, models, tables={}, limit=5)
     stance = next(plan for plan in plans if plan.spec.id == "stance-llava")
     words = dict(zip(stance.words, stance.words[1:], strict=False))
     assert words["--llm-url"] == "http://a/v1,http://b/v1" and words["--model"] == "llava" and words["--limit"] == "5"
@@ -140,7 +143,7 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
 
     def planned(name, limit):
         return {
-            one.spec.id: one for one in plan_stages(read_staged(name), tmp_path, tmp_path, {}, tables={}, limit=limit)
+            one.spec.id: one for one in plan_stages(read_paper(name), tmp_path, tmp_path, {}, tables={}, limit=limit)
         }
 
     arena = planned("memearena", 10)
@@ -155,7 +158,7 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
     assert planned("probench", 10)["arena"].words[-2:] == ("--limit", "10")
     probe = planned("adammeme", 9)["gpt-4o"]
     assert [one["memes"] for one in probe.tables["probe"]["sample"]] == [3, 3, 3] and "--limit" not in probe.words
-    demo = plan_stages(read_staged("adammeme").demonstrated(), tmp_path, tmp_path, {}, tables={}, limit=5)
+    demo = plan_stages(read_paper("adammeme").demonstrated(), tmp_path, tmp_path, {}, tables={}, limit=5)
     assert demo[0].words[-2:] == ("--limit", "5") and "--limit" not in demo[-1].words
     # A finished stage is not taken for one about other memes, though its command is the same.
     arena["arena"].file.parent.mkdir()
@@ -164,25 +167,44 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
         planned("memearena", 900)["arena"].stored()
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"url": ("http://a/v1",), "model": "m"}, "--llm-url http://a/v1 --model m --server-name m"),
+        ({"model": "qwen2.5-vl-7b"}, "--vllm qwen2.5-vl-7b --server-name qwen2.5-vl-7b"),
+    ],
+)
+def test_court_is_run_at_the_model_s_server_or_one_that_is_started(model, words, tmp_path):
+    (tmp_path / "harm-c").mkdir()
+    plans = plan_stages(
+        read_paper("memecourt"), tmp_path, tmp_path, {"7b": model}, tables={}, more=("--encoder", "builtin")
+    )
+    planned = {plan.spec.id: plan for plan in plans}
+    command = " ".join(planned["7b-harm-c"].words)
+    assert f" {words} --out" in command and not planned["7b-harm-c"].missing
+    assert command.endswith("--preset as-published --drop-precedents --encoder builtin --seed 0")
+    assert "has no main" in planned["main-harm-c"].missing and "main-harm-c" in planned["main-7b"].missing
+
+
 def test_comparison_takes_the_targets_that_there_are(tmp_path):
     for name in ("harm-c", "fhm", "mami"):
         (tmp_path / name).mkdir()
     names = ("GPT-4o", "Step-1o", "controller", "controller-2", "controller-3")
     models = {name: {"url": "http://a/v1", "model": name} for name in names}
-    plans = {plan.spec.id: plan for plan in plan_stages(read_staged("adammeme"), tmp_path, tmp_path, models, tables={})}
+    plans = {plan.spec.id: plan for plan in plan_stages(read_paper("adammeme"), tmp_path, tmp_path, models, tables={})}
     folders = [word for word in plans["compare"].words if word.endswith("-run")]
     assert [folder.rsplit("/")[-1] for folder in folders] == ["step-1o-run", "gpt-4o-run"]
     del models["Step-1o"]
-    (*_, compare, _) = plan_stages(read_staged("adammeme"), tmp_path, tmp_path, models, tables={})
+    (*_, compare, _) = plan_stages(read_paper("adammeme"), tmp_path, tmp_path, models, tables={})
     assert "needs two of the stages" in compare.missing
 
 
 def test_stage_with_other_arguments_is_refused(tmp_path):
-    (first, *_) = plan_stages(read_staged("emulate"), tmp_path, tmp_path, {}, tables={})
+    (first, *_) = plan_stages(read_paper("emulate"), tmp_path, tmp_path, {}, tables={})
     first.file.parent.mkdir()
     first.store({"arms": []})
     assert first.stored() == {"arms": []}
-    (other, *_) = plan_stages(read_staged("emulate"), tmp_path, tmp_path, {}, tables={}, published=False)
+    (other, *_) = plan_stages(read_paper("emulate"), tmp_path, tmp_path, {}, tables={}, published=False)
     with pytest.raises(BadRequest, match="of another reproduction: memecourt-eval witness"):
         other.stored()
 
@@ -190,7 +212,7 @@ def test_stage_with_other_arguments_is_refused(tmp_path):
 def test_models_and_tables_of_a_stage_become_its_file_of_models(tmp_path):
     import tomllib
 
-    paper = read_staged("emulate")
+    paper = read_paper("emulate")
     spec = paper.stages[0].model_copy(update={"tables": {"arena": {"levels": 5, "judges": ["main"]}}})
     models = {"main": {"url": "http://a/v1", "model": "m x"}}
     (plan,) = plan_stages(
@@ -221,7 +243,7 @@ def demonstrated(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("name", sorted(PAPERS.keys() - {"memecourt"}))
 def test_demonstration_comes_to_the_planted_figures_and_its_claims_hold(name, demonstrated):
     out, found = demonstrated(name)
     assert found["finished"] and not found["left"]
@@ -233,7 +255,7 @@ def test_demonstration_comes_to_the_planted_figures_and_its_claims_hold(name, de
     assert {claim["verdict"] for claim in found["claims"]} <= {"holds", "not tested"}
     assert "holds" in {claim["verdict"] for claim in found["claims"]}
     page, text = ((out / f"reproduction.{ending}").read_text() for ending in ("html", "md"))
-    for one in read_staged(name).tables:
+    for one in read_paper(name).tables:
         assert f"{one.id}: {one.title}" in text and one.title.replace("'", "&#39;") in page
     assert "must be" in page and "What differs from the paper" in page
     assert run(name, "--demo", "--out", out, "--yes", code=2)
