@@ -24,7 +24,7 @@ from eval.scores.weighing import require_enough
 from eval.session.engine import Progress
 from eval.session.spec import flags_of, spec_options
 from eval.studies.arms import run_study
-from eval.studies.audition import audition_of, audition_study, draw_memes
+from eval.studies.audition import audition_study, draw_memes
 from serving.cli.common import NEW_FILE
 
 _JUDGING = ("dataset", "split", "limit", "text_only", "language")
@@ -80,8 +80,7 @@ def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
     found = asyncio.run(gather_audition(runs))
     lead, sections = audition_sections(found)
     if calibrate is not None:
-        calibrated = audition_of(found.weighed(), found.bound, found.calibrated_figures())
-        calibrate.write_text(calibrated.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        calibrate.write_text(found.calibration().model_dump_json(indent=1) + "\n", encoding="utf-8")
         library = study.plan.out / "library"
         click.echo(f"Written: {calibrate}. Serve with --audition {calibrate} --library {library}.", err=True)
     return Shown(title="Audition", lead=lead, sections=sections, figures=found.as_json())

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from court.audition import INPUTS, Bound
+from court.audition import INPUTS, Audition, Bound
 from court.display import word
 from court.errors import BadRequest
-from court.events import ModelCall, Role, Side, SideRested
+from court.events import CheckFailed, JudgeRuled, ModelCall, OddsGiven, Role, Side, SideRested
+from court.judgment import score_of
 from court.record import TrialRecord
+from court.verdict import Label
 from court.verdict import ReviewReason as Check
 from eval.datasets.items import Protocol
 from eval.reports.records import read_records
@@ -23,7 +25,7 @@ from eval.scores.means import mean_of, share_of
 from eval.scores.measure import Figure, TaskArrays, figure, listed, measure, paired_differences
 from eval.scores.metrics import harm_arrays, task_card
 from eval.scores.weighing import Evidence, Weighing, weigh
-from eval.studies.audition import AGAIN, ALONE, COMPUTE, bound_to, checked_in, evidence_in, odds_in
+from eval.studies.audition import AGAIN, ALONE, COMPUTE
 
 _AUROC = "auroc:harmful"
 _STILL = 0.1
@@ -68,14 +70,9 @@ class AuditionResult:
     def evidence(self) -> tuple[Evidence, ...]:
         """Evidence of each full trial: none where a trial ended before it had a record."""
         return tuple(
-            evidence_in(meme, gold, self.records[meme]) if meme in self.records else Evidence(meme, gold, None)
+            _evidence(meme, gold, self.records[meme]) if meme in self.records else Evidence(meme, gold, None)
             for meme, (gold, _) in self.judged.items()
         )
-
-    @cached_property
-    def bound(self) -> Bound:
-        """Everything that a calibration by these trials is bound to."""
-        return bound_to([record.opened for record in self.records.values()])
 
     def weighed(self, fewest: int | None = None) -> Weighing:
         """Returns the weights that these memes give. Raises BadRequest if there are too few."""
@@ -162,7 +159,7 @@ class AuditionResult:
         """Returns the share of trials in which one of these checks failed."""
         return share_of(
             [
-                (meme, float(any(one.check in checks and side in (None, one.side) for one in checked_in(record))))
+                (meme, float(any(one.check in checks and side in (None, one.side) for one in _failed(record))))
                 for meme, record in self.records.items()
                 if record.verdict is not None
             ]
@@ -259,7 +256,7 @@ class AuditionResult:
         openings = [record.opened for record in self.records.values()]
         found = {
             "log-probabilities: the odds of the Judge are not known": bool(self.replies)
-            and not any(map(odds_in, self.records.values())),
+            and not any(map(_odds, self.records.values())),
             "replies that keep to a JSON schema": any(call.schema_in_words for call in self.replies),
             "a prefix cache that finds a prompt again": any(False in one.prefix_cache.values() for one in openings),
             "a listing of its weights: their change under the same name goes unnoticed": not any(
@@ -273,7 +270,7 @@ class AuditionResult:
         """Returns the mean change of the odds of harm when harmful is offered second instead of first."""
         values = []
         for meme, record in self.records.items():
-            for odds in odds_in(record):
+            for odds in _odds(record):
                 shares = [h / (h + n) for h, n in zip(odds.harmful, odds.not_harmful, strict=True) if h + n > 0]
                 if len(shares) == 2:  # one for each order
                     values.append((meme, shares[1] - shares[0]))
@@ -288,11 +285,38 @@ class AuditionResult:
             [(meme, float(one.prediction.outcome != again[meme])) for meme, (_, one) in self.judged.items()]
         )
 
-    def calibrated_figures(self) -> dict[str, float | None]:
-        """Returns the figures of a file of calibration."""
-        weighing = self.weighed()
+    def calibration(self) -> Audition:
+        """Returns the file that serving reads.
+
+        Raises BadRequest: There are too few memes, or the trials differ in what they were held with.
+        """
+        weighing, found = self.weighed(), dict[str, Bound]()
+        for one in (record.opened for record in self.records.values()):
+            bound = Bound.to(
+                models=one.versions.models,
+                weights=one.weights,
+                prompts=one.versions.prompts,
+                library=one.versions.library,
+                policy=one.policy.digest,
+                procedure=one.procedure,
+                settings=one.settings,
+            )
+            found[bound.model_dump_json()] = bound
+        if len(found) != 1:
+            raise BadRequest(
+                "The trials were held with different models, servers or settings, as when a model was replaced in "
+                "between: begin another audition in another folder.",
+                reason="RUN_DIFFERS",
+            )
         aurocs = {f"auroc {name}": one.value if one else None for name, one in self.aurocs.items()}
-        return {"memes": float(len(weighing.memes)), "log-likelihood": weighing.likelihood, **aurocs}
+        return Audition(
+            bound=next(iter(found.values())),
+            intercept=weighing.intercept,
+            weights=weighing.weights,
+            doubt=weighing.doubt,
+            risk=weighing.risk,
+            figures={"memes": float(len(weighing.memes)), "log-likelihood": weighing.likelihood, **aurocs},
+        )
 
     def measures(self) -> Iterator[tuple[str, Figure | float | None]]:
         """Yields name and value of each figure of the trials."""
@@ -325,7 +349,7 @@ class AuditionResult:
         yield "odds after the debate, range of the middle nine tenths", self.span
         yield "odds of harm offered second, minus offered first", self.position_bias()
         yield "outcomes that flip with drawn replies", self.flips()
-        kinds = Counter(each.check for record in self.records.values() for each in checked_in(record))
+        kinds = Counter(each.check for record in self.records.values() for each in _failed(record))
         for check in sorted(kinds):
             yield f"failed: {word(check)}", self.failing(frozenset({check}))
 
@@ -347,6 +371,36 @@ class AuditionResult:
             "weights": None if together is None else {**together.weights, "checks": together.doubt},
             "unmoved": self.unmoved,
         }
+
+
+def _failed(record: TrialRecord) -> tuple[CheckFailed, ...]:
+    """Returns the checks that failed in a trial."""
+    return record.checked.failed if record.checked else ()
+
+
+def _odds(record: TrialRecord) -> tuple[OddsGiven, ...]:
+    """Returns the odds of the Judge, or of each judge, after the sides were heard."""
+    ruled = record.verdict_event
+    odds = [ruled.odds if ruled else None, *(each.odds for each in record.all(JudgeRuled))]
+    return tuple(each for each in odds if each is not None)
+
+
+def _evidence(meme: str, gold: bool, record: TrialRecord) -> Evidence:
+    """Returns the evidence of a trial, as a calibration weighs it in the court."""
+    least = record.opened.settings.get("least_label_mass")
+    mass = float(least) if isinstance(least, int | float) else 0.0
+    checked, verdict, cited = record.checked, record.verdict, record.precedents
+    after = [score for odds in _odds(record) if (score := score_of(odds, mass)) is not None]
+    labelled = verdict is not None and verdict.label is not Label.UNDECIDED
+    return Evidence(
+        meme=meme,
+        harmful=gold,
+        ruled=verdict.label is Label.HARMFUL if verdict is not None and labelled else None,
+        before=score_of(checked.unheard, mass) if checked else None,
+        after=sum(after) / len(after) if after else None,
+        vote=cited.vote.probability if cited and cited.vote else None,
+        failed=len({each.check for each in _failed(record)}),
+    )
 
 
 async def gather_audition(runs: Sequence[RunFolder]) -> AuditionResult:
