@@ -367,15 +367,11 @@ def test_the_command_compares_court_and_candidate_and_writes_comparable_runs(tmp
     report = json.loads(invoke(*command, "--json").stdout)
     assert report["pairs"] == 8 and report["reviewed"] == 6 and len(report["different"]) == 8
     assert report["labels"] == [["HARMFUL", "NOT_HARMFUL", 8]]
-    made = invoke(*command, "--out", tmp_path / "runs")
-    assert made.exit_code == 0, made.output
-    assert "same outcome 0.000" in made.output
-    compared = invoke("compare", tmp_path / "runs" / "court", tmp_path / "runs" / "shadow", "--json")
-    assert compared.exit_code == 0, compared.output
-    (comparison,) = json.loads(compared.stdout)["comparisons"]
-    assert (comparison["n"], comparison["only_a_right"], comparison["only_b_right"]) == (6, 2, 4)
-    none = invoke(*command, "--since", "2999-01-01", "--out", tmp_path / "none")
-    assert none.exit_code == 1 and "nothing to compare with" in none.output
+    assert (report["only_court_right"], report["only_shadow_right"], report["both_right"]) == (2, 4, 0)
+    assert report["mcnemar_p"] == pytest.approx(0.6875)
+    shown = invoke(*command).output
+    assert "same outcome 0.000" in shown and "court 2, 2 of them alone; shadow 4, 4 of them alone" in shown
+    assert json.loads(invoke(*command, "--since", "2999-01-01", "--json").stdout)["mcnemar_p"] == 1
 
 
 def test_unusable_combinations_of_options_are_refused(tmp_path):
