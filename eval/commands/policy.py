@@ -1,8 +1,8 @@
 """``memecourt-eval policy``: policies tried by their examples, compared on recorded cases, and reworded."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, astuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from eval.runs.plan import parse_setting
 from eval.scores.measure import figure, wilson
 from eval.session.engine import Progress
 from eval.session.spec import spec_options
-from eval.studies.policies import Example, PolicyFigures, PolicyTrials, contradictions, examples_of, figures_of
+from eval.studies.policies import Example, PolicyTrials, contradictions, examples_of
 from eval.studies.policies import suggest as suggested
 from retrieval.library.postgres.address import Address
 from serving.cli.common import FILE, NEW_FOLDER, CheckingGroup, docket_in, docket_option, excerpt, run, tell
@@ -84,48 +84,72 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     other = Policy.load(against) if against else None
     opposite = contradictions(own, other) if other else {}
 
-    async def work(progress: Progress) -> tuple[PolicyFigures, int]:
+    async def work(progress: Progress) -> tuple[list[Example], int]:
         trials = _trials(out, options, progress)
         trials.announce(len(examples) + len(opposite))
         judged = await trials.judge(own, examples)
         if other is None:
-            return figures_of(own, judged), 0
+            return judged, 0
         sides = {each.text.strip(): each.right for each in judged}
         pairs = [Example("", text, not forbidden) for text, forbidden in opposite.items()]
         both = [each.right and sides[each.text] for each in await trials.judge(other, pairs)]
-        return figures_of(own, judged), sum(both)
+        return judged, sum(both)
 
-    found, read = run_watched(work)
-    share = wilson(read, len(opposite))
-    pairs = {"pairs": len(opposite), "pairs_right": read} if opposite else {}
-    figures = {**asdict(found), "passed": found.passed, **pairs}
-    lead = [f"{len(examples):,} examples of {own.id}, version {own.version}. Right: {figure(found.right)}."]
-    if share is not None:
-        lead.append(f"{len(opposite):,} contradictory pairs, right under both policies: {figure(share)}.")
-    lead += _faults(found)
-    answer = Shown(title=f"Policy {own.id}", lead=lead, sections=list(_sections(found)), figures=figures)
+    judged, read = run_watched(work)
+    figures, lead, sections = _findings(own, judged)
+    if opposite:
+        figures |= {"pairs": len(opposite), "pairs_right": read}
+        share = figure(wilson(read, len(opposite)))
+        lead.insert(1, f"{len(opposite):,} contradictory pairs, right under both policies: {share}.")
+    answer = Shown(title=f"Policy {own.id}", lead=lead, sections=sections, figures=figures)
     show_answer(answer, html=None, as_json=as_json)
-    context.exit(0 if found.passed and read == len(opposite) else EXIT_WRONG)
+    context.exit(0 if figures["passed"] and read == len(opposite) else EXIT_WRONG)
 
 
-def _faults(found: PolicyFigures) -> Iterator[str]:
-    clauses = {"Gaps in": found.gaps, "Too wide": found.too_wide, "Dead": found.dead}
-    clashes = tuple(f"{allows} with {forbids}" for allows, forbids in found.clashes)
-    for words, names in {**clauses, "Clashes of": clashes, "Without examples of both kinds": found.untested}.items():
-        if names:
-            yield f"{words}: {', '.join(names)}."
-
-
-def _sections(found: PolicyFigures) -> Iterator[Section]:
+def _findings(own: Policy, judged: Sequence[Example]) -> tuple[dict[str, Any], list[str], list[Section]]:
+    """What verdicts on the examples of a policy show of it: figures, sentences, and sections."""
+    rows, confusion = [], dict[str, dict[str, int]]()
+    gaps, wide, dead, clashes = list[str](), list[str](), list[str](), list[tuple[str, str]]()
+    for number in (clause.number for clause in own.clauses):
+        forbidden = [each for each in judged if each.clause == number and each.forbidden]
+        allowed = [each for each in judged if each.clause == number and not each.forbidden]
+        named = Counter(each.named or "none" for each in forbidden if each.harmful)
+        rows.append((number, len(forbidden), named.total(), named[number], len(allowed), sum(e.right for e in allowed)))
+        confusion |= {number: dict(named)} if named else {}
+        gaps += [number] if any(each.harmful is False for each in forbidden) else []
+        dead += [number] if named and number not in named else []
+        caught = dict.fromkeys(each.named for each in allowed if each.harmful)
+        wide += [number] if caught.keys() & {"", number} else []
+        clashes += [(number, name) for name in caught if name not in ("", number)]
+    untested = [clause.number for clause in own.clauses if not (clause.violates and clause.allows)]
+    wrong = [each for each in judged if not each.right]
+    right = wilson(len(judged) - len(wrong), len(judged))
+    fields = ("clause", "forbidden", "found", "named", "allowed", "passed")
+    figures: dict[str, Any] = {
+        "clauses": [dict(zip(fields, row, strict=True)) for row in rows],
+        "right": asdict(right) if right else None,
+        "confusion": confusion,
+        **{"gaps": gaps, "too_wide": wide, "clashes": clashes, "dead": dead, "untested": untested},
+        "wrong": [asdict(each) for each in wrong],
+        # A trial without a label shows nothing of the policy; nor does a clause without examples.
+        "passed": not (gaps or wide or clashes or dead or any(each.harmful is None for each in wrong)),
+    }
+    clashing = [f"{allows} with {forbids}" for allows, forbids in clashes]
+    faults = {"Gaps in": gaps, "Too wide": wide, "Dead": dead, "Clashes of": clashing}
+    faults["Without examples of both kinds"] = untested
+    lead = [f"{len(judged):,} examples of {own.id}, version {own.version}. Right: {figure(right)}."]
+    lead += [f"{words}: {', '.join(names)}." for words, names in faults.items() if names]
     head = ("clause", "forbidden", "caught", "under it", "allowed", "passed")
-    rows = [tuple(f"{value}" for value in astuple(each)) for each in found.clauses]
-    yield Section("clauses", "Examples by clause", (head, *rows))
-    named = [(clause, *each) for clause, names in found.confusion.items() for each in names.items()]
-    if elsewhere := [(clause, name, f"{count:,}") for clause, name, count in named if name != clause]:
-        yield Section("confusion", "Caught by another clause", (("forbidden by", "caught by", "examples"), *elsewhere))
+    sections = [Section("clauses", "Examples by clause", (head, *(tuple(map(str, row)) for row in rows)))]
+    named_by = [(clause, *each) for clause, names in confusion.items() for each in names.items()]
+    if elsewhere := [(clause, name, f"{count:,}") for clause, name, count in named_by if name != clause]:
+        table = (("forbidden by", "caught by", "examples"), *elsewhere)
+        sections.append(Section("confusion", "Caught by another clause", table))
     kinds = ("allowed", "forbidden")
-    if wrong := [(each.clause, kinds[each.forbidden], each.found, excerpt(each.text)) for each in found.wrong]:
-        yield Section("wrong", "Decided otherwise", (("clause", "example is", "found", "text"), *wrong), words=True)
+    if lines := [(each.clause, kinds[each.forbidden], each.found, excerpt(each.text)) for each in wrong]:
+        texts = (("clause", "example is", "found", "text"), *lines)
+        sections.append(Section("wrong", "Decided otherwise", texts, words=True))
+    return figures, lead, sections
 
 
 @policy.command()

@@ -18,7 +18,7 @@ from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Agent, CallBudget, load
 from eval.runs.plan import require_models
-from eval.scores.measure import Figure, mcnemar, wilson
+from eval.scores.measure import mcnemar
 from eval.session.directory import CALLS
 from eval.session.engine import Later, Patience, Progress, Watch, patiently, run_items
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
@@ -70,86 +70,6 @@ def examples_of(policy: Policy) -> tuple[Example, ...]:
             field="policy",
         )
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class ClauseFigures:
-    """Verdicts on the examples of one clause."""
-
-    clause: str
-    forbidden: int
-    found: int
-    """Forbidden examples that were found harmful."""
-    named: int
-    """Those of them under this clause."""
-    allowed: int
-    passed: int
-    """Allowed examples that were found not harmful."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFigures:
-    """Findings about a policy from trials of its examples."""
-
-    clauses: tuple[ClauseFigures, ...]
-    right: Figure | None
-    confusion: dict[str, dict[str, int]]
-    """Verdicts by the clause of a forbidden example, and the clause that was named."""
-    gaps: tuple[str, ...]
-    """Clauses with a forbidden example that no clause caught."""
-    too_wide: tuple[str, ...]
-    """Clauses under which an example of their own was found harmful that they allow."""
-    clashes: tuple[tuple[str, str], ...]
-    """Pairs of a clause that allows an example, and the clause under which it was found harmful."""
-    dead: tuple[str, ...]
-    """Clauses whose forbidden examples were found harmful under other clauses only."""
-    untested: tuple[str, ...]
-    """Clauses without a forbidden or without an allowed example."""
-    wrong: tuple[Example, ...]
-    """Examples that did not get the label that they ask for."""
-
-    @property
-    def passed(self) -> bool:
-        """True if nothing is wrong; clauses without examples are not counted."""
-        silent = any(each.harmful is None for each in self.wrong)
-        return not (self.gaps or self.too_wide or self.clashes or self.dead or silent)
-
-
-def figures_of(policy: Policy, tried: Sequence[Example]) -> PolicyFigures:
-    """Computes what verdicts on the examples of a policy show of it."""
-    clauses, confusion = [], dict[str, dict[str, int]]()
-    gaps, wide, dead, clashes = list[str](), list[str](), list[str](), list[tuple[str, str]]()
-    for number in (clause.number for clause in policy.clauses):
-        forbidden = [each for each in tried if each.clause == number and each.forbidden]
-        allowed = [each for each in tried if each.clause == number and not each.forbidden]
-        named = Counter(each.named or "none" for each in forbidden if each.harmful)
-        passed = sum(each.right for each in allowed)
-        figures = ClauseFigures(
-            clause=number,
-            forbidden=len(forbidden),
-            found=named.total(),
-            named=named[number],
-            allowed=len(allowed),
-            passed=passed,
-        )
-        clauses.append(figures)
-        confusion |= {number: dict(named)} if named else {}
-        gaps += [number] if any(each.harmful is False for each in forbidden) else []
-        dead += [number] if named and number not in named else []
-        caught = dict.fromkeys(each.named for each in allowed if each.harmful)
-        wide += [number] if caught.keys() & {"", number} else []
-        clashes += [(number, name) for name in caught if name not in ("", number)]
-    return PolicyFigures(
-        clauses=tuple(clauses),
-        right=wilson(sum(each.right for each in tried), len(tried)),
-        confusion=confusion,
-        gaps=tuple(gaps),
-        too_wide=tuple(wide),
-        clashes=tuple(clashes),
-        dead=tuple(dead),
-        untested=tuple(clause.number for clause in policy.clauses if not (clause.violates and clause.allows)),
-        wrong=tuple(each for each in tried if not each.right),
-    )
 
 
 def contradictions(one: Policy, other: Policy) -> dict[str, bool]:
