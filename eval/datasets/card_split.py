@@ -131,7 +131,8 @@ class JoinedFiles:
         for number, record in rows:
             try:
                 if not isinstance(record, str):
-                    record = {**self._row_of(record, labels.files, labels.on, "labels", labels.columns), **record}
+                    joined = self._row_of(record, labels.files, labels.on, "labels", columns=labels.columns)
+                    record = {**joined, **record}
                 yield number, record
             except BadCell as bad:
                 yield number, str(bad)
@@ -183,7 +184,7 @@ class JoinedFiles:
         return path
 
     def _row_of(
-        self, record: Record, names: tuple[str, ...], on: str, what: str, columns: tuple[str, ...] = ()
+        self, record: Record, names: tuple[str, ...], on: str, what: str, *, columns: tuple[str, ...] = ()
     ) -> Record:
         """A row's row in the first of these files that exists, or an empty one."""
         if (known := (*names, on)) not in self._tables:
