@@ -22,6 +22,8 @@ from eval.arena.words import OVERALL, SETTING_WORDS, Row, Setting
 from eval.reports.sections import Section
 from eval.scores.measure import Figure, figure
 
+Battle = tuple[str, int, str, str, str]
+"""Meme, task, the two answers as they were shown, and the judge."""
 Draw = tuple[int, int]
 """Number of resamples of the memes, and the seed."""
 
@@ -37,54 +39,50 @@ _NOTES = (
 
 def contrasts(events: Sequence[Event], models: Sequence[str], families: Mapping[str, str], draw: Draw) -> list[Row]:
     """Compares every setting of the bias study with the fused guideline or, without it, the first that was run."""
-    scores: dict[Setting, dict[tuple[str, int, str, str, str], float]] = defaultdict(dict)
+    scores: dict[Setting, dict[Battle, float]] = defaultdict(dict)
     for event in _of_study(events):
         scores[event.setting][event.meme, event.task, event.a, event.b, event.judge] = event.verdicts[OVERALL].score
     # In the order of Setting: the others are compared with the first one, which is the fused guideline if it was used.
     compared = [setting for setting in Setting if setting in scores]
-    found = []
-    for one in compared[1:]:
+    return [
+        {"one": one, "other": compared[0], "battles": len(common)}
+        | _contrast(common, (scores[one], scores[compared[0]]), models, families, draw)
+        for one in compared[1:]
         # A judgement that failed under one setting is dropped under both, or the differences would not be paired.
-        common = sorted(scores[one].keys() & scores[compared[0]].keys())
-        tables: dict[str, list[list[tuple[str, str, float, str]]]] = defaultdict(lambda: [[], []])
-        for meme, task, a, b, judge in common:
-            for rows, setting in zip(tables[judge], (one, compared[0]), strict=True):
-                rows.append((a, b, scores[setting][meme, task, a, b, judge], meme))
-        if common:
-            start: Row = {"one": one, "other": compared[0], "battles": len(common)}
-            found.append(start | _contrast(dict(sorted(tables.items())), models, families, draw))
-    return found
+        if (common := sorted(scores[one].keys() & scores[compared[0]].keys()))
+    ]
 
 
 def _contrast(
-    tables: Mapping[str, Sequence[Sequence[tuple[str, str, float, str]]]],
+    fought: Sequence[Battle],
+    scores: tuple[Mapping[Battle, float], Mapping[Battle, float]],
     models: Sequence[str],
     families: Mapping[str, str],
     draw: Draw,
 ) -> Row:
-    """Compares two settings by each judge's battles under both, in the same order."""
     # Memes are drawn by index, which must not depend on the order of a set.
-    memes = sorted({meme for one, _ in tables.values() for _, _, _, meme in one})
-    number = {meme: number for number, meme in enumerate(memes)}
+    memes, judges = sorted({battle[0] for battle in fought}), sorted({battle[4] for battle in fought})
     # One draw for both settings and all judges makes the differences paired. The actual memes come first.
     weights = np.concatenate([np.ones((1, len(memes))), draw_memes(len(memes), *draw)]).astype(np.float64)
+    number = {pair: number for number, pair in enumerate(itertools.product(judges, memes))}
+    unit = np.array([number[judge, meme] for meme, _, _, _, judge in fought], dtype=np.int64)
 
-    def ratings(rows: Sequence[tuple[str, str, float, str]]) -> Floats:
-        """Returns ratings by one judge under one setting, for each row of weights."""
-        unit = np.array([number[meme] for _, _, _, meme in rows], dtype=np.int64)
-        won = wins_by(battles(models, rows), unit, len(memes)).reshape(len(memes), -1)
-        return finite_ratings((weights @ won).reshape(-1, len(models), len(models)))
+    def ratings(of: Mapping[Battle, float]) -> Floats:
+        """Returns ratings by each judge, for each row of weights."""
+        table = battles(models, [(a, b, of[meme, task, a, b, judge], meme) for meme, task, a, b, judge in fought])
+        won = weights @ wins_by(table, unit, len(number)).reshape(len(judges), len(memes), -1)
+        return finite_ratings(won.reshape(len(judges), -1, len(models), len(models)))
 
     def interval(values: Floats) -> Figure:
         low, high = np.percentile(values[1:], tails(len(memes)))
         return Figure(float(values[0]), float(low), float(high))
 
     # float of shape (settings, judges, 1 + resamples, models)
-    rated = np.array([[ratings(of_judge[place]) for of_judge in tables.values()] for place in (0, 1)])
+    rated = np.stack([ratings(of) for of in scores])
     moved = rated[0] - rated[1]
-    own = np.array([[_is_own(judge, model, families) for model in models] for judge in tables])
+    own = np.array([[_is_own(judge, model, families) for model in models] for judge in judges])
     shifts: list[Row] = []
-    for (j, judge), (t, model) in itertools.product(enumerate(tables), enumerate(models)):
+    for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models)):
         points = interval(moved[j, :, t])
         # Surely moved only over enough memes: a few may all point the same way by chance.
         sure = len(memes) >= LEAST_MEMES and (points.low > 0 or points.high < 0)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from eval.arena.ranking.bradley_terry import NoMaximum
 from eval.arena.words import OVERALL
 from eval.scores.measure import Figure
 
-STYLES = ("length", "headings", "lists", "bold")
-"""Covariates of style: differences, as a share of both answers' sum (Chatbot Arena's style control)."""
+STYLES = ("words", "headings", "lists", "bold")
+"""Counts whose differences, as a share of both answers' sum, are held equal (Chatbot Arena's style control)."""
 # Fewer than for plain ratings: each is fitted separately instead of all in one batch.
 _STYLE_RESAMPLES = 200
 # Share of resamples on one side of an end of a 95 % interval.
@@ -121,17 +122,15 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
 def table_of(
     manifest: ArenaManifest, events: Sequence[Event], dimension: str
 ) -> tuple[Battles, Floats, list[tuple[str, int]]]:
-    """Returns the battles of one dimension, and their differences in style.
+    """Returns the battles of one dimension, and the answers' differences in style.
 
     Battles run concurrently, and in another order when an arena is resumed. Elo depends on the order, so the seed
     shuffles them here.
 
     Returns:
-        The table; covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard deviation
-        of 1; and the meme and task number of each battle.
+        The table; differences of shape (battles, 4), in the order of :data:`STYLES`; and the meme and task number of
+        each battle.
     """
-    # Style is looked up by answer, as a battle's event holds only names.
-    style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     joint = joint_scores(fought, dimension) if manifest.settings.vote == "majority" else None
     # Sorted before the shuffle, which is reproducible only if it starts from the same list. Reasons and calls are left
@@ -139,7 +138,6 @@ def table_of(
     fought.sort(key=lambda event: event.model_dump_json(exclude={"call", "why", "answer"}))
     random.Random(f"order {manifest.seed}").shuffle(fought)
     rows: list[tuple[str, str, float, str]] = []
-    differences: list[list[float]] = []
     tasks: list[tuple[str, int]] = []
     for event in fought:
         score = event.verdicts[dimension].score
@@ -153,19 +151,13 @@ def table_of(
             score = score if event.a == key.one else 1 - score
         rows.append((event.a, event.b, score, event.meme))
         tasks.append((event.meme, event.task))
-        a, b = (style[event.meme, event.task, name] for name in (event.a, event.b))
-        # Both answers are needed: what matters is the difference, not the length as such.
-        both = ((a.words, b.words), (a.headings, b.headings), (a.lists, b.lists), (a.bold, b.bold))
-        differences.append([_share(x, y) for x, y in both])
-    covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
-    spread_ = covariates.std(axis=0)
-    # A covariate without spread is divided by 1: dividing by 0 would give NaN and break the fit.
-    return battles(manifest.settings.targets, rows), covariates / np.where(spread_ > 0, spread_, 1.0), tasks
-
-
-def _share(a: float, b: float) -> float:
+    # Style is looked up by answer, as a battle's event holds only names.
+    counts = attrgetter(*STYLES)
+    styles = {(e.meme, e.task, e.target): counts(e.style) for e in events if isinstance(e, Answered)}
+    shown = [[styles[*task, name] for name in pair] for task, (*pair, _, _) in zip(tasks, rows, strict=True)]
+    a, b = np.array(shown, dtype=np.float64).reshape(len(rows), 2, len(STYLES)).swapaxes(0, 1)
     # Relative to the sum, so that a hundred extra words weigh less among thousands; 0 if both are 0.
-    return (a - b) / (a + b) if a + b else 0.0
+    return battles(manifest.settings.targets, rows), (a - b) / np.maximum(a + b, 1.0), tasks
 
 
 def _places(found: Spread | None, place: int) -> tuple[int | None, int | None]:
