@@ -46,7 +46,7 @@ def contrasts(events: Sequence[Event], models: Sequence[str], families: Mapping[
     compared = [setting for setting in Setting if setting in scores]
     return [
         {"one": one, "other": compared[0], "battles": len(common)}
-        | _contrast(common, (scores[one], scores[compared[0]]), models, families, draw)
+        | _contrast(common, (scores[one], scores[compared[0]]), models, families, draw=draw)
         for one in compared[1:]
         # A judgement that failed under one setting is dropped under both, or the differences would not be paired.
         if (common := sorted(scores[one].keys() & scores[compared[0]].keys()))
@@ -86,16 +86,14 @@ def _contrast(
         points = interval(moved[j, :, t])
         # Surely moved only over enough memes: a few may all point the same way by chance.
         sure = len(memes) >= LEAST_MEMES and (points.low > 0 or points.high < 0)
-        shifts.append(
-            {"judge": judge, "target": model, "own_family": bool(own[j, t]), "points": points, "memes": len(memes)}
-            | {"sure": sure}
-        )
+        shifts.append({"judge": judge, "target": model, "own_family": bool(own[j, t]), "points": points, "sure": sure})
     # A judge whose targets are all of its own family, or none, contributes no difference.
     mixed = [j for j in range(len(own)) if own[j].any() and not own[j].all()]
     lifts = [moved[j][:, own[j]].mean(axis=1) - moved[j][:, ~own[j]].mean(axis=1) for j in mixed]
     # Spread per judge first, then the mean: averaging ratings first would cancel out judges who disagree.
     spreads = rated.std(axis=3).mean(axis=1)  # (settings, 1 + resamples)
     return {
+        "memes": len(memes),
         "shifts": shifts,
         "own_family": interval(np.mean(lifts, axis=0)) if lifts else None,
         "spread": float(spreads[0, 0]),

@@ -10,11 +10,10 @@ import click
 
 from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict
-from eval.arena.board_sections import board_lead, board_sections, board_title
 from eval.arena.compare import arena_repeats, combine_repeats
 from eval.arena.folder import ArenaFolder, read_lines
 from eval.arena.groups import boards_by, group_section
-from eval.arena.leaderboard import Leaderboard, leaderboard
+from eval.arena.leaderboard import Leaderboard, board_lead, board_sections, board_title, leaderboard
 from eval.arena.run import Ask, run
 from eval.arena.settings import arena_settings
 from eval.arena.words import Row
@@ -125,13 +124,8 @@ def arena(context: click.Context, /, **options: Any) -> None:
     show_answer(answer, html=None, as_json=options["as_json"])
 
 
-arena.add_command(tasks)
-arena.add_command(rate_arena)
-arena.add_command(explain)
-arena.add_command(detect_memes)
-arena.add_command(export_judge)
-arena.add_command(distil_check)
-arena.add_command(difficulty)
+for follow_up in (tasks, rate_arena, explain, detect_memes, export_judge, distil_check, difficulty):
+    arena.add_command(follow_up)
 
 
 def _run(ask: Ask, *, yes: bool) -> None:
@@ -158,20 +152,14 @@ def _options_of(options: dict[str, Any]) -> Ask:
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
     require_servers(specs, options["vllm"])  # reports what is wrong before anything is read
+    same = ("out", "seed", "concurrency", "tasks", "references", "calls", "vllm", "vllm_flags")
     return Ask(
-        out=options["out"],
+        **{name: options[name] for name in same},
         name=options["name"] or options["out"].resolve().name,
         settings=settings,
         specs=specs,
         samples=samples,
-        seed=options["seed"],
-        concurrency=options["concurrency"],
-        tasks=options["tasks"],
-        references=options["references"],
-        calls=options["calls"],
         command=command_line(),
-        vllm=options["vllm"],
-        vllm_flags=options["vllm_flags"],
     )
 
 

@@ -5,8 +5,7 @@ import re
 
 from PIL import Image
 
-from eval.arena.board_sections import board_lead, board_sections, board_title
-from eval.arena.leaderboard import Leaderboard
+from eval.arena.leaderboard import Leaderboard, board_lead, board_sections, board_title
 from eval.probe.report import ProbeReport
 from eval.reports import sections, tasks
 from eval.reports.details import details_sections, faults_sections
