@@ -11,7 +11,7 @@ from eval.commands.options import Shown, command_line, run_watched, shows_sectio
 from eval.commands.sampled import chosen_models, vllm_turns_options
 from eval.datasets.claims import read_claims
 from eval.models.call_cache import SqliteCallCache
-from eval.models.open import open_models
+from eval.models.open import opened_models
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
@@ -152,24 +152,14 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         # For closed-book alone: no corpus, whatever the settings name.
         named = {"url": options["search_url"]} if options["search_url"] else {"corpus": options["corpus"]}
         source = await open_evidence(settings_of(expert=named), stack)
-        store = SqliteCallCache.open(plan.out / CALLS)
-        stack.push_async_callback(store.close)
-        opened = await open_models(
-            specs,
-            store,
-            stack,
-            progress.tell,
-            # The witness is shown texts alone.
-            pictures=0,
-            run_seed=plan.seed,
-            vllm=options["vllm"],
-            vllm_flags=options["vllm_flags"],
-        )
+        # The witness is shown texts alone.
+        how = {"pictures": 0, "run_seed": plan.seed, "vllm": options["vllm"], "vllm_flags": options["vllm_flags"]}
+        opened = await stack.enter_async_context(opened_models(specs, plan.out / CALLS, progress.tell, **how))
         return await run_witness(
             plan,
             model=opened[options["name"]].as_chat_model(),
             source=source,
-            store=store,
+            store=opened[options["name"]].store,
             citations_by=None if citing == "none" else opened[citing].as_chat_model(),
             progress=progress,
         )

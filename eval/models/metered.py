@@ -265,7 +265,7 @@ class MeteredModel:
         self.name = name
         self.spec = spec or ModelSpec(model=name)
         self.usage = Usage()
-        self._store = store
+        self.store = store
         self._server = dict(server or {})
         turn = asyncio.Semaphore(self.spec.concurrency)
         self._metered = _Metered(inner=model, spec=self.spec, usage=self.usage, turn=turn, served=served)
@@ -285,7 +285,7 @@ class MeteredModel:
 
     def fence(self, *names: str) -> Fence:
         """Returns marks for text from strangers and models; the same for the same names wherever this cache is used."""
-        return Fence(self._store.fence_mark(*names))
+        return Fence(self.store.fence_mark(*names))
 
     async def ask(
         self,
@@ -325,7 +325,7 @@ class MeteredModel:
         """Returns the model in the form that trials use, with the same cache, budget and usage."""
         # Combined into one number so that the draws of a run differ from those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
-        cached = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=HitCounter())
+        cached = CachedModel(inner=self._metered, store=self.store, server=self._server, seed=draw, hits=HitCounter())
         return _AccountedModel(cached, self.usage)
 
     async def say(

@@ -25,18 +25,15 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from court.errors import BadRequest
 from court.meme import LIMITS
-from eval.models.call_cache import CallCache, SqliteCallCache
+from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.vllm_session import SERVER, VllmTurns
-
-if TYPE_CHECKING:
-    from court.backends.chat.client import ChatCompletions
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +74,11 @@ async def opened_models(
     tell: Callable[[str], None],
     *,
     pictures: int = LIMITS.representative_frames,
-    **how: Any,
-) -> AsyncIterator[dict[str, MeteredModel]]:
-    """Opens a store of calls, and the models behind it; see :func:`open_models`."""
-    async with AsyncExitStack() as stack:
-        store = SqliteCallCache.open(calls)
-        # Registered before the models are opened, so that it is closed after them: they use it.
-        stack.push_async_callback(store.close)
-        yield await open_models(specs, store, stack, tell, pictures=pictures, **how)
-
-
-async def open_models(
-    specs: Mapping[str, ModelSpec],
-    store: CallCache,
-    stack: AsyncExitStack,
-    tell: Callable[[str], None],
-    *,
-    pictures: int,
     run_seed: int = 0,
     vllm: Sequence[str] = (),
     vllm_flags: Sequence[str] = (),
-) -> dict[str, MeteredModel]:
-    """Connects to the models and probes their capabilities.
+) -> AsyncIterator[dict[str, MeteredModel]]:
+    """Opens a store of calls, connects to the models behind it, and probes their capabilities.
 
     Raises:
         BadRequest: A key is not in the environment, or a model has no address and is not to be started.
@@ -112,19 +92,20 @@ async def open_models(
     from court.backends.chat.client import ChatCompletions, http_client
     from court.backends.http import Load
 
-    http = http_client()
-    # Registered at once: an error with a later model must still close the client.
-    stack.push_async_callback(http.aclose)
-    loads: dict[str, Load] = {}
-    opened = {}
-    turns = None
-    if vllm:
-        turns = await stack.enter_async_context(VllmTurns(tell, pictures=pictures, flags=vllm_flags))
-    for name, spec in specs.items():
+    async with AsyncExitStack() as stack:
+        store = SqliteCallCache.open(calls)
+        # Registered before the models are opened, so that it is closed after them: they use it.
+        stack.push_async_callback(store.close)
+        http = http_client()
+        # Registered at once: an error with a later model must still close the client.
+        stack.push_async_callback(http.aclose)
+        loads: dict[str, Load] = {}
+        opened = {}
+        turns = None
+        if vllm:
+            turns = await stack.enter_async_context(VllmTurns(tell, pictures=pictures, flags=vllm_flags))
 
-        async def connected(
-            urls: Sequence[str], model: str, key: str | None, most: int = spec.concurrency
-        ) -> ChatCompletions:
+        async def connected(urls: Sequence[str], model: str, key: str | None, most: int) -> ChatCompletions:
             # Models at one address share one limit of calls in flight, because the limit protects the server.
             # The first model at an address sets the limit.
             replicas = [
@@ -135,28 +116,33 @@ async def open_models(
             ]
             return await probe_replicas(replicas, pictures=pictures, tell=tell)
 
-        served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        if spec.url is None:
-            assert turns is not None, "require_servers has seen to it"
-            served = partial(turns.turn, spec.model)
-            # Only for the probe. Later starts have the same address and key, so the client stays valid.
-            async with turns.turn(spec.model) as own:
-                model = await connected((own.url,), own.name, own.api_key.get_secret_value())
-        else:
-            model = await connected(spec.url, spec.model, _key(name, spec))
-        # If no picture is shown, any model will do.
-        if pictures:
-            require_sight(model, name)
-        opened[name] = MeteredModel(
-            name,
-            model,
-            store=store,
-            spec=spec,
-            server=known_of(model, spec.server or (SERVER if spec.url is None else "")),
-            run_seed=run_seed,
-            served=served,
-        )
-    return opened
+        for name, spec in specs.items():
+            served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+            if spec.url is None:
+                assert turns is not None, "require_servers has seen to it"
+                served = partial(turns.turn, spec.model)
+                # Only for the probe. Later starts have the same address and key, so the client stays valid.
+                async with turns.turn(spec.model) as own:
+                    key = own.api_key.get_secret_value()
+                    model = await connected((own.url,), own.name, key, spec.concurrency)
+            else:
+                model = await connected(spec.url, spec.model, _key(name, spec), spec.concurrency)
+            # If no picture is shown, any model will do.
+            if pictures:
+                require_sight(model, name)
+            # Everything besides the request that determines a reply: its origin, and the form of the call. Sorted,
+            # because the order of the addresses does not affect a reply.
+            origin = spec.server or (SERVER if spec.url is None else sorted(model.urls))
+            opened[name] = MeteredModel(
+                name,
+                model,
+                store=store,
+                spec=spec,
+                server={"name": origin, "json_schema": model.capabilities.json_schema},
+                run_seed=run_seed,
+                served=served,
+            )
+        yield opened
 
 
 def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:
@@ -175,12 +161,6 @@ def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None
                 f"--vllm {model} is for nobody: no model of the run is called {model} and has no url.",
                 reason="SERVER_UNNAMED",
             )
-
-
-def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
-    """Lists everything besides the request that determines a reply: its origin, and the form of the call."""
-    # Sorted, because the order of the addresses does not affect a reply.
-    return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
 
 
 def _key(name: str, spec: ModelSpec) -> str | None:

@@ -206,33 +206,26 @@ async def vllm_session(
 
 @asynccontextmanager
 async def _watched(server: VllmServer) -> AsyncIterator[None]:
-    """Cancels the work in the context when the server exits by itself."""
-    work = asyncio.current_task()
-    assert work is not None
-    died = False
+    """Cancels the work in the context when the server exits by itself, and raises VllmFailed."""
 
-    def cancel(_: object) -> None:
-        nonlocal died
-        died = True
-        work.cancel()
-
-    watching = asyncio.ensure_future(server.ended())
-    watching.add_done_callback(cancel)
-    try:
-        yield
-    except asyncio.CancelledError:
-        # Another party may have cancelled the work at the same time: then the cancellation stands.
-        if not died or work.uncancel() > 0:
-            raise
+    async def watch() -> None:
+        code = await server.ended()
         raise VllmFailed(
-            f"vLLM ended with code {watching.result()} though nobody told it to; what it said last stands above.",
+            f"vLLM ended with code {code} though nobody told it to; what it said last stands above.",
             reason="VLLM_ENDED",
             log=server.log(),
-        ) from None
-    finally:
-        # First: cancelling the watcher would count as the end of the server, and cancel the work here.
-        watching.remove_done_callback(cancel)
-        watching.cancel()
+        )
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except BaseExceptionGroup as errors:
+        # The server's end comes before an error of the work, which may be its consequence.
+        raise errors.exceptions[0] from None
 
 
 class VllmSessions:

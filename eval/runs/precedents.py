@@ -56,9 +56,7 @@ class PreparedCheck(BaseModel):
 
     key: str
     nearness: LeakThresholds
-    shuffled_labels: int | None
     dropped_labels: tuple[str, ...] = ()
-    leaks_kept: bool = False
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
     templates: dict[str, str] = Field(default_factory=dict)
@@ -96,7 +94,6 @@ async def prepare_precedents(
     keep_leaks: bool = False,
     nearness: LeakThresholds | None = None,
     cache: Path | None = None,
-    name: str = "",
     progress: Progress | None = None,
     compared_by: Encoder | None = None,
 ) -> Prepared:
@@ -165,7 +162,7 @@ async def prepare_precedents(
             reason="NOTHING_TO_CITE",
         )
     memes: Sequence[LabelledMeme] = [whole.memes[row] for row in left]
-    called = name or " + ".join(source.label for source in train)
+    called = " + ".join(source.label for source in train)
     if dropped_labels:
         called += f", without {' and '.join(dropped_labels)}"
     if keep_leaks:
@@ -201,9 +198,7 @@ async def prepare_precedents(
     check = PreparedCheck(
         key=key,
         nearness=nearness,
-        shuffled_labels=shuffled_labels,
         dropped_labels=tuple(dropped_labels),
-        leaks_kept=keep_leaks,
         notes=notes,
         excluded=tuple(excluded),
         templates=dict(found.templates),

@@ -70,9 +70,6 @@ class RunManifest(RunSpec, SessionManifest):
     """Labels, in the data set's words, whose memes were neither judged nor used as precedents."""
     data: dict[str, str]
     """SHA-256 of every data file, by its name below the data set's directory."""
-    data_dir: str = ""
-    """Directory of the data set; a report looks for pictures there again."""
-    pictures_dir: str = ""
     settings: dict[str, JsonValue]
     """The trial's settings as stored in every record."""
     settings_digest: str
@@ -84,10 +81,6 @@ class RunManifest(RunSpec, SessionManifest):
     library: str
     """Digest of the library."""
     library_size: int
-    library_dir: str = ""
-    """Directory of a library shared by several runs; empty for the run's own."""
-    calls_file: str = ""
-    """Path of a call cache shared by several runs; empty for the run's own."""
     encoder: str
     excluded: dict[str, int] = Field(default_factory=dict)
     """Number of precedents left out, by reason."""
@@ -128,10 +121,9 @@ class RunFolder(SessionFolder[RunManifest]):
 
     what = "run"
     manifest_type = RunManifest
-    # The same data may be in another place now; the precedents were compared and counted when the run began.
+    # The precedents were compared and counted when the run began.
     changes = frozenset(
-        {"name", "protocols", "card", "settings_digest", "data_dir", "pictures_dir", "library_dir", "library_size"}
-        | {"calls_file", "excluded", "checked", "notes"}
+        {"name", "protocols", "card", "settings_digest", "library_size", "excluded", "checked", "notes"}
     )
 
     def memes(self) -> tuple[JudgedMeme, ...]:
@@ -147,18 +139,6 @@ class RunFolder(SessionFolder[RunManifest]):
     def predictions(self) -> tuple[Prediction, ...]:
         """Reads the predictions so far. Skips a last line truncated by a crash: its meme is judged again."""
         return self.read(PREDICTIONS, Prediction)
-
-    def write_memes(self, memes: Sequence[JudgedMeme]) -> None:
-        """Replaces the memes atomically."""
-        self.write(MEMES, memes)
-
-    def write_excluded(self, excluded: Sequence[Excluded]) -> None:
-        """Replaces the excluded precedents atomically."""
-        self.write(EXCLUDED, excluded)
-
-    def write_predictions(self, predictions: Sequence[Prediction]) -> None:
-        """Replaces the predictions atomically."""
-        self.write(PREDICTIONS, predictions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +264,8 @@ def write_scored(
     if root.exists() and any(root.iterdir()):
         raise BadRequest(f"{root} is not empty. Name another folder.", reason="FOLDER_NOT_EMPTY", field="out")
     folder = RunFolder(root)
-    folder.write_memes([one.meme for one in results.judged])
-    folder.write_predictions([one.prediction for one in results.judged])
+    folder.write(MEMES, [one.meme for one in results.judged])
+    folder.write(PREDICTIONS, [one.prediction for one in results.judged])
     card = card_of_results(results)
     manifest = ScoredManifest(
         name=results.name,

@@ -30,7 +30,7 @@ from eval.runs.judge import Material, examples_of, judge, material_of, on_templa
 from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.precedents import Prepared, PreparedCheck, comparing, prepare_precedents, read_prepared
 from eval.runs.ray_cluster import connected
-from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
+from eval.runs.results import EXCLUDED, LIBRARY, MEMES, Excluded, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.engine import Progress
 from eval.solvers.calls import Solver, StoredCourt
@@ -124,13 +124,12 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             )
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
-                folder.write_memes([on_template(meme, check.templates if check else {}) for meme in material.memes])
+                folder.write(MEMES, [on_template(meme, check.templates if check else {}) for meme in material.memes])
                 folder.write_manifest(manifest)
                 (plan.out / STARTING).unlink(missing_ok=True)
             else:
                 folder.refuse_different(begun.differences(manifest, folder.changes))
-                where = {"data_dir": manifest.data_dir, "pictures_dir": manifest.pictures_dir}
-                manifest = begun.model_copy(update=where)  # the same data may be in another place now
+                manifest = begun
             await judge(
                 plan,
                 folder,
@@ -207,7 +206,7 @@ def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
 async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> PreparedCheck | None:
     """Prepares the precedents: the train split without leaks. Returns the check; None if there is no library."""
     if plan.without_library:
-        folder.write_excluded(())
+        folder.write(EXCLUDED, ())
         return None
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
@@ -238,7 +237,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
     counts = ", ".join(f"{count:,} {why}" for why, count in check.counts.items())
     why = f" ({counts})" if counts else ""
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
-    folder.write_excluded(check.excluded)
+    folder.write(EXCLUDED, check.excluded)
     return check
 
 
@@ -292,9 +291,6 @@ def _manifest(
         **circumstances(plan.command),
         card=plan.dataset.to_json(),
         data=dict(material.files),
-        # Absolute paths: a run may be resumed from another folder.
-        data_dir=str(plan.data.resolve()),
-        pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
         settings=settings,
         settings_digest=digest(settings),
         models={} if asks_nobody or court.role_models is None else court.role_models.models,
@@ -302,8 +298,6 @@ def _manifest(
         policy=court.policy.digest,
         library=library.digest,
         library_size=library.size,
-        library_dir=str(plan.library.resolve()) if plan.library else "",
-        calls_file=str(plan.calls.resolve()) if plan.calls else "",
         encoder=library.encoder,
         excluded=dict(Counter(one.why for one in excluded)),
         checked=checked,

@@ -15,7 +15,7 @@ from eval.datasets.items import Protocol
 from eval.reproduce.demonstrations import ABILITIES, draw_benchmarks
 from eval.reproduce.outcome import ClaimVerdict, Reproduced
 from eval.reproduce.paper import read_paper
-from eval.runs.results import RunFolder, read_results
+from eval.runs.results import PREDICTIONS, RunFolder, read_results
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
 from tests.support.golden import check_figures
@@ -240,7 +240,7 @@ def test_run_that_lost_predictions_is_resumed(reproduced):
     predictions, manifest = run.predictions(), run.manifest()
     (root / "study" / "reproduction.json").unlink()
     (root / "study" / "stages" / "7b-harm-c.json").unlink()
-    run.write_predictions(predictions[:-3])
+    run.write(PREDICTIONS, predictions[:-3])
     run.write_manifest(manifest.model_copy(update={"finished": None}))
     repeated = json.loads(reproduce(root, "--json").stdout)
     assert repeated["tables"] == output["tables"] and repeated["claims"] == output["claims"]

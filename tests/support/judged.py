@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from court.events import Procedure
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
-from eval.runs.results import Judged, Results, RunFolder, RunManifest
+from eval.runs.results import MEMES, PREDICTIONS, Judged, Results, RunFolder, RunManifest
 
 H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
 
@@ -40,8 +40,8 @@ def results(gold, predicted, *, name="ours", ids=None, protocols=(Protocol.PLAIN
 def write_run(root, ours):
     """Writes results as a run without trials."""
     folder = RunFolder(root)
-    folder.write_memes([one.meme for one in ours.judged])
-    folder.write_predictions([one.prediction for one in ours.judged])
+    folder.write(MEMES, [one.meme for one in ours.judged])
+    folder.write(PREDICTIONS, [one.prediction for one in ours.judged])
     folder.write_manifest(
         RunManifest(
             name=ours.name,

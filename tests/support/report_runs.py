@@ -14,7 +14,7 @@ from court.record import TrialAborted
 from court.trial import TrialCase
 from eval.datasets.items import Cost, JudgedMeme, Level, Prediction, Protocol
 from eval.datasets.known import find_card
-from eval.runs.results import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
+from eval.runs.results import DOCKET, EXCLUDED, LIBRARY, MEMES, PREDICTIONS, Excluded, RunFolder, RunManifest
 from eval.solvers.trial import prediction_of
 from eval.synthetic.scenes import draw_meme
 from retrieval.library.library import Library
@@ -94,9 +94,10 @@ def write_report_run(
         )
         for line, one in enumerate(reported, 1)
     ]
-    folder.write_memes(memes)
-    folder.write_excluded(
-        [Excluded(precedent="t17", meme=memes[0].id, why="same text", text_similarity=1.0, picture_similarity=0.41)]
+    folder.write(MEMES, memes)
+    folder.write(
+        EXCLUDED,
+        [Excluded(precedent="t17", meme=memes[0].id, why="same text", text_similarity=1.0, picture_similarity=0.41)],
     )
     folder.write_manifest(
         RunManifest.model_validate(
@@ -130,7 +131,7 @@ def write_report_run(
     )
     if library:
         _library(root / LIBRARY)
-    folder.write_predictions(asyncio.run(_try_all(root, memes, reported)))
+    folder.write(PREDICTIONS, asyncio.run(_try_all(root, memes, reported)))
     if not docket:
         (root / DOCKET).unlink()
     return root

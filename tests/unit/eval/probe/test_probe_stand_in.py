@@ -1,10 +1,7 @@
 """The probe on the fake model server, over HTTP: portable schemas, scores, searches, usage."""
 
-from contextlib import AsyncExitStack
-
-from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import ModelSpec
-from eval.models.open import open_models
+from eval.models.open import opened_models
 from eval.probe.agents import BEGIN, parse_rating, parse_sorting, sorting_schema
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.report import read_report
@@ -29,15 +26,13 @@ async def test_probe_runs_on_the_fake_model_server(tmp_path):
     plan = a_plan(tmp_path / "probe", data)
     plan.out.mkdir()
     server = FakeModelServer(Settings(values={"keeps": "true"}), keep=True)
-    async with serving(server) as port, AsyncExitStack() as stack:
+    async with serving(server) as port:
         specs = {
             name: ModelSpec(url=(f"http://127.0.0.1:{port}/v1",), model=server.settings.model)
             for name in ("target", "c0")
         }
-        store = SqliteCallCache.open(plan.out / "calls.sqlite")
-        stack.push_async_callback(store.close)
-        opened = await open_models(specs, store, stack, lambda _: None, pictures=6)
-        folder = await probe(plan, opened, FakeReader())
+        async with opened_models(specs, plan.out / "calls.sqlite", lambda _: None, pictures=6) as opened:
+            folder = await probe(plan, opened, FakeReader())
     scored, steps = folder.read(SCORED, Scored), folder.read(REWRITTEN, Step)
     assert len(scored) == 2 and {one.scoring.outcome for one in scored} == {ScoringOutcome.SCORED}
     assert steps and {step.outcome for step in steps} <= {StepOutcome.LOWER, StepOutcome.NOT_LOWER}

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.runs.results import DOCKET, RunFolder, read_results
+from eval.runs.results import DOCKET, PREDICTIONS, RunFolder, read_results
 from eval.scores.metrics import task_card
 from serving.docket.open import Docket
 from tests.support.judged import H, N, results
@@ -128,7 +128,7 @@ def test_log_of_an_unfinished_run_is_marked_cancelled(run, inspect_log, tmp_path
     shutil.copytree(run, unfinished)
     folder = RunFolder(unfinished)
     folder.write_manifest(folder.manifest().model_copy(update={"finished": None}))
-    folder.write_predictions(folder.predictions()[:1])
+    folder.write(PREDICTIONS, folder.predictions()[:1])
     target = tmp_path / "run.eval"
     assert CliRunner().invoke(cli, ["export", str(unfinished), "--inspect", str(target)]).exit_code == 0
     log = inspect_log.read_eval_log(str(target))
