@@ -177,7 +177,7 @@ class MemeBlock:
     file: str
     """Name of their file below the data set's directory."""
     rows: Block
-    """Their rows, with what the card makes of them in columns that begin with ``@``."""
+    """Their rows, with what the card makes of them in columns of :class:`RowRules`."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -185,18 +185,19 @@ class MemeBlock:
     @property
     def ids(self) -> Sequence[str]:
         """Ids, which are unique in a data set without faults."""
-        return self.rows.columns["@meme"]
+        return self.rows.columns["meme.id"]
 
     @property
     def golds(self) -> Sequence[RowGold]:
         """Gold labels."""
-        return self.rows.columns["@gold"]
+        return self.rows.columns["meme.gold"]
 
     def values(self, name: str) -> Sequence[Any]:
         """Values of any field of a meme, empty ones if the card does not fill it."""
         if name in RowGold.__slots__:
             return list(map(attrgetter(name), self.golds))
-        return [self.split] * len(self) if name == "split" else self.rows.columns.get(f"@{name}", [""] * len(self))
+        columns, known = self.rows.columns, f"@{name}" if name in ("language", "group") else f"meme.{name}"
+        return [self.split] * len(self) if name == "split" else columns.get(known, [""] * len(self))
 
     def cells(self, column: str) -> Sequence[Any]:
         """Cells of a column of the file that the reader was asked for."""
@@ -215,7 +216,7 @@ class MemeBlock:
 
     def memes(self) -> Iterator[JudgedMeme]:
         """The memes one by one."""
-        names = [name for name in (*TEXT_FIELDS, "image", "language") if f"@{name}" in self.rows.columns]
+        names = (*TEXT_FIELDS, "image", "language")
         columns = (self.ids, self.rows.numbers, self.golds, *map(self.values, names))
         for id_, line, gold, *texts in zip(*columns, strict=True):
             yield JudgedMeme(
@@ -271,14 +272,6 @@ def faults_of(values: Sequence[Any]) -> dict[int, BadCell]:
     if BadCell not in set(map(type, values.words if isinstance(values, Coded) else values)):
         return {}
     return {place: one for place, one in enumerate(values) if isinstance(one, BadCell)}
-
-
-def _or_faults(values: Sequence[Any], *others: Sequence[Any]) -> Sequence[Any]:
-    """The values, with a row's first fault in other columns in place of its own value."""
-    faults = dict[int, BadCell]()
-    for column in others:
-        faults = faults_of(column) | faults
-    return [faults.get(place, value) for place, value in enumerate(values)] if faults else values
 
 
 def _columns_of(*expressions: Expression) -> tuple[str, ...] | None:
@@ -341,51 +334,27 @@ class RowRules:
         self.id_column = fields.id.name
         # Ids repeat across files of languages, and have these as a prefix.
         self._prefix = max((len(one) + 1 for split in card.splits for one in split.languages), default=0)
-        self._id = _text_rule(fields.id, join_of, self._stripped_id, is_id=True)
-        self._language = _text_rule(fields.language, join_of, str.strip) if fields.language else None
-        self._texts = {
-            f"@{name}": _text_rule(expression, join_of)
-            for name in TEXT_FIELDS
-            if (expression := getattr(fields, name)) is not None
-        }
         self._picture_column = fields.picture.name if fields.picture else ""
-        self._picture = _text_rule(fields.picture, join_of, self._image) if fields.picture else None
         self._tasks = [(task, compile_task(task, join_of)) for task in tasks]
         self._harm = card.court_task
-        names = _columns_of(*(one for task in tasks for one in task.expressions()))
-        self._gold = column_rule(None if any(task.variants for task in card.tasks) else names, self._gold_of)
+        columns = _columns_of(*(one for task in tasks for one in task.expressions()))
+        by_jury = any(task.variants for task in card.tasks)
+        self.language = _text_rule(fields.language, join_of, str.strip) if fields.language else None
+        # The row's own id, which joins use.
+        self.id = _text_rule(fields.id, join_of, self._stripped_id, is_id=True)
+        self.fields: list[tuple[str, ColumnRule]] = [
+            *(
+                ("@group" if name == "group" else f"meme.{name}", _text_rule(expression, join_of))
+                for name in TEXT_FIELDS
+                if (expression := getattr(fields, name)) is not None
+            ),
+            ("meme.gold", column_rule(None if by_jury else columns, self._gold_of)),
+            *([("meme.image", _text_rule(fields.picture, join_of, self._image))] if fields.picture else []),
+        ]
+        """Columns of a meme's fields with their rules, in the order in which a row's first fault is found.
 
-    def with_ids(self, block: Block, language: str) -> Block:
-        """The rows with their own ids as ``@id``, those of memes as ``@meme`` and, if known, their ``@language``.
-
-        Args:
-            language: Language of their file; empty if the split has one file.
+        Later rules find those with ``@`` by their names in braces. Labels are None if a task drops the row.
         """
-        # The file's language takes precedence over a column, since it is part of the id.
-        if language:
-            block = block.with_columns({"@language": (language,) * len(block)})
-        elif self._language is not None:
-            block = block.with_columns({"@language": self._language(block)})
-        # `@id` stays the row's own id, which joins use; ids repeat across language files.
-        own = ids = self._id(block)
-        if language:
-            ids = [id_ if isinstance(id_, BadCell) else f"{language}-{id_}" for id_ in own]
-        return block.with_columns({"@id": own, "@meme": _or_faults(ids, block.columns.get("@language", ()))})
-
-    def with_fields(self, block: Block) -> Block:
-        """The rows with the texts of a meme, and as ``@gold`` their labels: None if a task drops it, or their fault.
-
-        Args:
-            block: Rows with ids, as by :meth:`with_ids`.
-        """
-        values = {name: rule(block) for name, rule in self._texts.items()}
-        texts = tuple(values.values())
-        # Set after the texts are computed, since the group is one of them.
-        block = block.with_columns({"@group": values.get("@group", ("",) * len(block))})
-        golds = self._gold(block)
-        values["@image"] = ("",) * len(block) if self._picture is None else self._picture(block)
-        # The first fault of a row is reported.
-        return block.with_columns({**values, "@gold": _or_faults(golds, *texts, golds, values["@image"])})
 
     def _stripped_id(self, word: str) -> str:
         if not (id_ := word.strip()):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
@@ -385,46 +387,60 @@ class CardReader:
         """The rows of a block that are memes of the split; others are counted and noted."""
         problems: list[Problem] = []
 
-        def sift(values: Sequence[Any]) -> int:
-            """Goes on with rows whose value is true, refuses those with a fault, and returns the number of others."""
+        def add(name: str, values: Sequence[Any]) -> None:
+            """Adds a column, and refuses rows with a fault in it."""
             nonlocal block
-            good, faults = truths_of(values), faults_of(values)
-            good[list(faults)] = False
-            ids = block.columns.get("@meme", ("",) * len(block))
-            for at, bad in faults.items():
-                problems.append(Problem(path.name, block.numbers[at], ids[at] if ids is not values else "", str(bad)))
+            block = block.with_columns({name: values})
+            if faults := faults_of(values):
+                ids = block.columns.get("meme.id", ("",) * len(block))
+                problems.extend(Problem(path.name, block.numbers[at], ids[at], str(bad)) for at, bad in faults.items())
+                good = np.ones(len(block), np.bool_)
+                good[list(faults)] = False
+                block = block.taken(good)
+
+        def keep(name: str, values: Sequence[Any]) -> int:
+            """Adds a column, goes on with rows that are true in it, and returns the number of others."""
+            nonlocal block
+            add(name, values)
+            good = truths_of(block.columns[name])
             if not good.all():
                 block = block.taken(good)
-            return len(good) - int(good.sum()) - len(faults)
+            return len(good) - int(good.sum())
 
         if block.fault:
-            sift([BadCell(block.fault)] * len(block))
+            add("meme.fault", [BadCell(block.fault)] * len(block))
         # Checked before the id: rows of other splits may have invalid ids.
-        elif self._where is not None:
-            self.elsewhere += sift(self._where(block))
-        if len(block):
-            block = self._rules.with_ids(block, language)
-            sift(block.columns["@meme"])
-        if len(block) and self._listed is not None:
-            self.elsewhere += sift([id_ in self._listed for id_ in block.columns["@meme"]])
-        if len(block):
-            block = self._rules.with_fields(block)
-            self.excluded += sift(self._golds_of(block))
-            if not self._doubles or self._listed is not None:
-                self._seen.update(block.columns["@meme"])
+        if self._where is not None and len(block):
+            self.elsewhere += keep("meme.here", self._where(block))
+        # The file's language takes precedence over a column, since it is part of the id.
+        if language:
+            add("@language", (language,) * len(block))
+        elif self._rules.language is not None:
+            add("@language", self._rules.language(block))
+        add("@id", self._rules.id(block))
+        own = block.columns["@id"]
+        # Ids repeat across language files.
+        add("meme.id", [f"{language}-{id_}" for id_ in own] if language else own)
+        if self._listed is not None:
+            self.elsewhere += keep("meme.here", [id_ in self._listed for id_ in block.columns["meme.id"]])
+        for name, rule in self._rules.fields:
+            add(name, rule(block))
+        self.excluded += keep("meme.gold", self._golds_of(block))
+        if not self._doubles or self._listed is not None:
+            self._seen.update(block.columns["meme.id"])
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)
         return block
 
     def _golds_of(self, block: Block) -> Sequence[Any]:
         """Labels of rows, or the fault that a row's id stands in another."""
-        ids, golds = block.columns["@meme"], block.columns["@gold"]
+        ids, golds = block.columns["meme.id"], block.columns["meme.gold"]
         if self._doubles or (len(set(ids)) == len(ids) and self._seen.isdisjoint(ids)):
             return golds
         found = list(golds)
         for place, id_ in enumerate(ids):
-            # A row that is refused or dropped leaves its id free for another.
-            if found[place] is None or isinstance(found[place], BadCell):
+            # A row that is dropped leaves its id free for another, as one that is refused has done.
+            if found[place] is None:
                 continue
             # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
             if id_ in self._seen:

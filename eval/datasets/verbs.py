@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from retrieval.library.cells import BadCell, Record, fill, is_missing, placeholders_of, word_of
 
-MADE_NAMES = ("@row", "@id", "@meme", "@language", "@group", "@variant", "@text", "@ocr", "@caption", "@image", "@gold")
+MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
 """Names that are set for every row, whatever its format; columns with these names are not read."""
 _FIELDS = frozenset({"id", "language", "group", "variant", "split"})
 """Names in braces that stand for fields of a meme, and for no column."""
