@@ -13,7 +13,7 @@ from eval.arena.events import Detected, DifficultyRated, Event, FollowUp, NoRepl
 from eval.arena.folder import ArenaManifest
 from eval.arena.procedure import Questions
 from eval.arena.ranking.battles import Floats
-from eval.arena.speakers import FixedQuestion, Speaker, guidelines_of
+from eval.arena.speakers import DETECTOR, Detection, FixedQuestion, Speaker, guidelines_of
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
 from eval.scores.means import ResampledMeans
@@ -47,7 +47,8 @@ def label_questions(manifest: ArenaManifest) -> Questions:
 
 
 async def _label(speaker: Speaker) -> Event:
-    harmful, call = await speaker.detect()
+    reply, call = await speaker.ask(DETECTOR, "detect", Detection)
+    harmful = reply.label == "harmful"
     return Detected(meme=speaker.meme.id, target=speaker.model.name, harmful=harmful, call=call)
 
 

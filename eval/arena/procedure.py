@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from court.errors import ModelRefused, Overrun, ReplyUnusable
@@ -37,7 +38,7 @@ from eval.arena.events import (
 )
 from eval.arena.folder import EVENTS, ArenaFolder, FixedTask, HumanReference
 from eval.arena.settings import ArenaSettings
-from eval.arena.speakers import FixedQuestion, Speaker, style_of
+from eval.arena.speakers import FixedQuestion, Profiles, Speaker, TaskQuestion, style_of
 from eval.arena.words import Relevance, Setting
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
@@ -253,13 +254,14 @@ class _Meme:
                 for number, fixed in enumerate(self.plan.fixed_tasks.get(self.meme.id, ()))
             ]
         controller = self._speaker(self.plan.settings.controller)
-        profiles, call = await controller.profiles(self.plan.settings.temperature)
-        backgrounds = {str(relevance): profiles.of(relevance) for relevance in Relevance}
+        ask = partial(controller.ask, "controller", temperature=self.plan.settings.temperature)
+        profiles, call = await ask("profiles", Profiles)
+        backgrounds = profiles.model_dump()
         self._keep(ContextSimulated(meme=self.meme.id, call=call, **backgrounds))
 
         async def formulate(number: int, relevance: Relevance) -> TaskFormulated:
-            question, call = await controller.question(profiles.of(relevance), self.plan.settings.temperature)
-            return self._formulated(number, rounds=(question,), relevance=relevance, call=call)
+            reply, call = await ask("question", TaskQuestion, profile=backgrounds[relevance])
+            return self._formulated(number, rounds=(reply.question,), relevance=relevance, call=call)
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 

@@ -1,10 +1,10 @@
 """Runs an arena from the files that name its models and memes; the same call resumes it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -17,7 +17,6 @@ from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
 from eval.models.metered import MeteredModel, ModelSpec
 from eval.models.open import opened_models
-from eval.models.samples import ShownMemes
 from eval.session.directory import CALLS
 from eval.session.sampled import SampledPlan
 
@@ -47,30 +46,28 @@ def estimated_calls(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     settings = ask.settings
     # Only an estimate: missing answers and stored replies make it less, repeated calls for unusable ones make it more.
     tasks = fixed or len(Relevance) * memes
-    meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
-    if settings.pairing == "baseline":
-        meetings = settings.answers_per_task - 1
-    judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
+    targets, together = len(settings.targets), settings.answers_per_task
+    meetings = together - 1 if settings.pairing == "baseline" else math.comb(together, 2)
+    judged = tasks * meetings * settings.judges_per_battle * (1 + settings.swapped)
     # At least: how many rounds a question has is not counted here.
-    judged *= 2 if settings.round_verdicts and fixed else 1
+    judged *= 1 + bool(settings.round_verdicts and fixed)
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
-    # Every answer except the one that the guideline starts from.
-    rounds = len(settings.targets) - 1
-    if settings.fusion_rounds != "all":
-        rounds = min(rounds, settings.fusion_rounds)
-    merged = tasks * rounds if settings.guideline == "fused" and not fixed else 0
+    if settings.guideline == "fused" and not fixed:
+        # Every answer except the one that the guideline starts from.
+        most = targets if settings.fusion_rounds == "all" else settings.fusion_rounds
+        judged += tasks * min(targets - 1, most)
     by_role = (
         ((settings.controller,), 0 if fixed else memes + tasks),
-        (settings.targets, tasks * len(settings.targets)),
-        (settings.judges, judged + merged),
+        (settings.targets, tasks * targets),
+        (settings.judges, judged),
     )
-    dollars = 0.0
-    for names, calls in by_role:
-        for name in names:
-            spec = ask.specs[name]
-            # Assumes that the calls of a role are shared evenly among its models.
-            dollars += calls / len(names) * (_TOKENS_IN * spec.usd_in + _TOKENS_OUT * spec.usd_out) / 1e6
+    # Assumes that the calls of a role are shared evenly among its models.
+    dollars = sum(
+        calls / len(names) * (_TOKENS_IN * ask.specs[name].usd_in + _TOKENS_OUT * ask.specs[name].usd_out) / 1e6
+        for names, calls in by_role
+        for name in names
+    )
     return sum(calls for _, calls in by_role), dollars
 
 
@@ -101,7 +98,17 @@ async def run(
         shown, described = await ask.read_memes((lambda meme: meme in memes) if fixed else (lambda _: True))
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
-        manifest = _manifest(ask, shown, described, fixed=fixed, references=references)
+        manifest = ArenaManifest(
+            **described,
+            name=ask.name,
+            settings=ask.settings,
+            # Neither address nor key: a manifest is shared with results.
+            models={name: ModelEntry.model_validate(spec, from_attributes=True) for name, spec in ask.specs.items()},
+            memes=tuple(MemeEntry.model_validate(meme, from_attributes=True) for meme in shown.memes),
+            tasks=digest_of(fixed),
+            references=digest_of(references),
+            prompts={role: prompt_of(role).digest for role in ROLES},
+        )
         if folder.events():
             manifest = folder.start(manifest)
         else:  # without events, it may still be replaced by another
@@ -113,17 +120,10 @@ async def run(
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         begin(*estimated_calls(ask, len(shown.memes), len(fixed)))
-        async with AsyncExitStack() as stack:
-            if models is None:
-                opening = opened_models(
-                    ask.specs,
-                    ask.calls or ask.out / CALLS,
-                    tell,
-                    run_seed=ask.seed,
-                    vllm=ask.vllm,
-                    vllm_flags=ask.vllm_flags,
-                )
-                models = await stack.enter_async_context(opening)
+        opened = opened_models(
+            ask.specs, ask.calls or ask.out / CALLS, tell, run_seed=ask.seed, vllm=ask.vllm, vllm_flags=ask.vllm_flags
+        )
+        async with opened if models is None else nullcontext(models) as models:
             by_meme: dict[str, tuple[FixedTask, ...]] = {}
             for task in fixed:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)
@@ -139,27 +139,6 @@ async def run(
             await run_memes(plan, folder, progress)
         # Only after all memes: an arena that fails stays unfinished, and the same call resumes it.
         folder.finish(manifest)
-
-
-def _manifest(
-    ask: Ask,
-    shown: ShownMemes,
-    described: Mapping[str, Any],
-    *,
-    fixed: Sequence[FixedTask],
-    references: Sequence[HumanReference],
-) -> ArenaManifest:
-    return ArenaManifest(
-        **described,
-        name=ask.name,
-        settings=ask.settings,
-        # Neither address nor key: a manifest is shared with results.
-        models={name: ModelEntry.model_validate(spec, from_attributes=True) for name, spec in ask.specs.items()},
-        memes=tuple(MemeEntry.model_validate(meme, from_attributes=True) for meme in shown.memes),
-        tasks=digest_of(fixed),
-        references=digest_of(references),
-        prompts={role: prompt_of(role).digest for role in ROLES},
-    )
 
 
 def digest_of(lines: Sequence[BaseModel]) -> str:

@@ -5,7 +5,7 @@ Arguments determine which model sees what. No model is told who wrote a text, an
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +16,7 @@ from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
 from eval.arena.events import Answered, Event, FusionBegun, FusionRound, ReplyCost, Style, TaskFormulated, cost_of
 from eval.arena.settings import ArenaSettings
-from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
+from eval.arena.words import LossError, Verdict, Verdicts, words_of
 from eval.models.metered import Agent, MeteredModel, load
 from eval.models.samples import ShownMeme
 
@@ -30,11 +30,6 @@ class Profiles(Reply):
     high: Annotated[Words, TextBounds()] = Field(max_length=1200)
     moderate: Annotated[Words, TextBounds()] = Field(max_length=1200)
     unrelated: Annotated[Words, TextBounds()] = Field(max_length=1200)
-
-    def of(self, relevance: Relevance) -> str:
-        """Returns the person of one relevance."""
-        profile: str = getattr(self, relevance)
-        return profile
 
 
 class TaskQuestion(Reply):
@@ -260,28 +255,51 @@ class Speaker:
     meme: ShownMeme
     chars: int = 400
     """Maximum length of a part of a reply, in characters; the default is for reasons."""
-    scene: Scene = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def scene(self) -> Scene:
+        """The meme, with a fence."""
         # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
         # the call cache.
-        fence = self.model.fence(self.meme.id, self.meme.pixels_sha256)
-        object.__setattr__(self, "scene", Scene(self.meme, fence))
+        return Scene(self.meme, self.model.fence(self.meme.id, self.meme.pixels_sha256))
 
-    async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
-        """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
-        return await self._ask("controller", "profiles", Profiles, temperature=temperature)
+    async def ask(
+        self,
+        role: str,
+        task: str,
+        kind: type[R],
+        *more: str,
+        rounds: Sequence[str] = (),
+        words: Mapping[str, Collection[str]] = {},
+        trusted: Mapping[str, str] = {},
+        chars: int = 0,
+        temperature: float = 0.0,
+        **texts: str,
+    ) -> tuple[R, ReplyCost]:
+        """Asks a role about the meme, or a question on it. Raises as :meth:`eval.models.metered.MeteredModel.say`.
 
-    async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
-        """Asks a model for a question about the meme."""
-        # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
-        profile = self.scene.fence.around(profile)
-        reply, cost = await self._ask("controller", "question", TaskQuestion, temperature=temperature, profile=profile)
-        return reply.question, cost
+        Args:
+            more: Parts before the task itself.
+            words: Words that fields of the reply are chosen from.
+            trusted: Our own texts for gaps in the words of the task.
+            texts: Other texts for them, which are fenced although models wrote them: a model that read the meme may
+                pass on an instruction from it.
+        """
+        prompt, scene = prompt_of(role), self.scene
+        agent = Agent(prompt, task, partial(parse_words, kind, words=words), form_of(kind, chars or self.chars, words))
+        parts = scene.question(prompt, rounds) if rounds else scene.parts(prompt)
+        fenced = {name: scene.fence.around(text) for name, text in texts.items()}
+        return await self._say(agent, [*parts, *more, prompt.task(task, **trusted, **fenced)], temperature)
+
+    async def _say(
+        self, agent: Agent[T], parts: Sequence[str | Frame], temperature: float = 0.0
+    ) -> tuple[T, ReplyCost]:
+        reply = await self.model.say(agent, parts, fence=self.scene.fence, temperature=temperature)
+        return reply.value, cost_of(self.model.name, reply.call)
 
     async def answer(self, question: str) -> tuple[FixedQuestion, tuple[ReplyCost, ...], int]:
         """Answers a question in two parts; returns what :meth:`converse` does."""
-        reply, cost = await self._ask("target", "answer", TargetAnswer, question=self.scene.fence.around(question))
+        reply, cost = await self.ask("target", "answer", TargetAnswer, question=question)
         return FixedQuestion(reply.background_knowledge, (reply.reasoning,)), (cost,), 0
 
     async def converse(
@@ -296,40 +314,28 @@ class Speaker:
         Returns:
             The answer, its costs, and the number of rounds dropped from the last question's history.
         """
-        prompt = prompt_of("target")
-        in_language = f", in the language {language}" if language else ""
+        prompt, around = prompt_of("target"), self.scene.fence.around
+        # One text instead of two parts, so it may be as long as both together.
+        how: dict[str, Any] = {"chars": 2 * self.chars}
+        how["trusted"] = {"language": f", in the language {language}" if language else ""}
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
         for question in rounds:
             # Drops whole rounds, the oldest first, so that no question loses its answer.
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
-            fenced = self.scene.fence.around(question)
-            # One text instead of two parts, so it may be as long as both together.
-            chars = 2 * self.chars
-            reply, call = await self._ask(
-                "target", "free", FreeAnswer, *history, chars=chars, question=fenced, language=in_language
-            )
-            answer = reply.answer
-            answers.append(answer)
+            reply, call = await self.ask("target", "free", FreeAnswer, *history, **how, question=question)
+            answers.append(reply.answer)
             calls.append(call)
             forgotten = len(answers) - 1 - len(history)
-            history.append(prompt.task("round", question=fenced, answer=self.scene.fence.around(answer)))
+            history.append(prompt.task("round", question=around(question), answer=around(reply.answer)))
         return FixedQuestion("", tuple(answers)), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[FixedQuestion, ReplyCost]:
         """Merges two texts into one."""
-        around = self.scene.fence.around
-        reply, cost = await self._ask(
-            "fuser",
-            "fuse",
-            TargetAnswer,
-            question=around(question),
-            background_1=around(first.background),
-            reasoning_1=around(_joined(first)),
-            background_2=around(second.background),
-            reasoning_2=around(_joined(second)),
-        )
+        texts: dict[str, Any] = {"background_1": first.background, "reasoning_1": _joined(first)}
+        texts |= {"background_2": second.background, "reasoning_2": _joined(second)}
+        reply, cost = await self.ask("fuser", "fuse", TargetAnswer, question=question, **texts)
         return FixedQuestion(reply.background_knowledge, (reply.reasoning,)), cost
 
     async def compare(
@@ -355,13 +361,8 @@ class Speaker:
         if several:
             more.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
         fields = '"aspect": "...", "error": "..."' if several else '"error": "..."'
-        words = {"aspect": aspects} if several else {}
-        return await self._ask(EXPLAINER, "explain", Explanation, *more, rounds=rounds, words=words, asked=fields)
-
-    async def detect(self) -> tuple[bool, ReplyCost]:
-        """Labels the meme as harmful or not."""
-        reply, cost = await self._ask(DETECTOR, "detect", Detection)
-        return reply.label == "harmful", cost
+        words, trusted = {"aspect": aspects} if several else {}, {"asked": fields}
+        return await self.ask(EXPLAINER, "explain", Explanation, *more, rounds=rounds, words=words, trusted=trusted)
 
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
@@ -371,36 +372,7 @@ class Speaker:
         if reference is not None:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             more.append(prompt_of(ANNOTATOR).task("reference", reference=self.scene.fence.around(words)))
-        return await self._ask(ANNOTATOR, "rate", Difficulty, *more, rounds=rounds)
-
-    async def place(self, rounds: Sequence[str], fields: Sequence[str]) -> tuple[TaskPlace, ReplyCost]:
-        """Names the field of a question, and tells if it needs the picture."""
-        words, shown = {"field": fields}, ", ".join(fields)
-        return await self._ask(ANNOTATOR, "place", TaskPlace, rounds=rounds, words=words, fields=shown)
-
-    async def _ask(
-        self,
-        role: str,
-        task: str,
-        kind: type[R],
-        *more: str,
-        rounds: Sequence[str] = (),
-        words: Mapping[str, Collection[str]] = {},
-        chars: int = 0,
-        temperature: float = 0.0,
-        **texts: str,
-    ) -> tuple[R, ReplyCost]:
-        """Asks a role about the meme, or a question on it; ``texts`` fill the gaps in the words of its task."""
-        prompt = prompt_of(role)
-        agent = Agent(prompt, task, partial(parse_words, kind, words=words), form_of(kind, chars or self.chars, words))
-        parts = self.scene.question(prompt, rounds) if rounds else self.scene.parts(prompt)
-        return await self._say(agent, [*parts, *more, prompt.task(task, **texts)], temperature)
-
-    async def _say(
-        self, agent: Agent[T], parts: Sequence[str | Frame], temperature: float = 0.0
-    ) -> tuple[T, ReplyCost]:
-        reply = await self.model.say(agent, parts, fence=self.scene.fence, temperature=temperature)
-        return reply.value, cost_of(self.model.name, reply.call)
+        return await self.ask(ANNOTATOR, "rate", Difficulty, *more, rounds=rounds)
 
 
 def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int, *, own: bool = False) -> Agent[Verdicts]:

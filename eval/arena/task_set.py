@@ -19,7 +19,7 @@ from court.errors import BadRequest
 from court.events import QuestionAsked, Side
 from eval.arena.folder import FixedTask
 from eval.arena.procedure import reply_or_reason
-from eval.arena.speakers import FixedQuestion, Speaker
+from eval.arena.speakers import ANNOTATOR, FixedQuestion, Speaker, TaskPlace
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from eval.reports.records import read_records
@@ -90,7 +90,8 @@ async def build_set(
         return counted(step, [task for task in found if task is not None])
 
     async def placed(task: FixedTask, speaker: Speaker) -> Mapping[str, str] | None:
-        place, _ = await speaker.place(task.rounds, rules.fields)
+        words, trusted = {"field": rules.fields}, {"fields": ", ".join(rules.fields)}
+        place, _ = await speaker.ask(ANNOTATOR, "place", TaskPlace, rounds=task.rounds, words=words, trusted=trusted)
         depends = {"depends": str(place.depends)} if len(task.rounds) > 1 else {}
         tags = {"field": place.field, "sub_field": place.sub_field.casefold(), **depends}
         return tags if place.picture == "needed" else None
@@ -147,13 +148,10 @@ def _text(task: FixedTask) -> str:
 
 def _first(tasks: Sequence[FixedTask], group: Callable[[FixedTask], str], most: int) -> list[FixedTask]:
     """Returns the first tasks of each group."""
-    counts: dict[str, int] = defaultdict(int)
-    found = []
+    groups: dict[str, list[FixedTask]] = defaultdict(list)
     for task in tasks:
-        counts[group(task)] += 1
-        if counts[group(task)] <= most:
-            found.append(task)
-    return found
+        groups[group(task)].append(task)
+    return [task for own in groups.values() for task in own[:most]]
 
 
 async def tasks_of_run(

@@ -59,20 +59,19 @@ async def arena_memes(
         click.UsageError: Neither names the data.
     """
     if data is not None:
-        only = manifest.samples[0].only if manifest.samples else "all"
         # No id leads to a card of the user's own, and its file may have changed or be gone.
         card = manifest.cards.get(manifest.dataset)
         named = card_of(card, MANIFEST) if card else dataset_of(manifest.dataset)
-        samples = one_set(named, data, manifest.split, limit=manifest.limit, only=only)
+        samples = one_set(named, data, manifest.split, limit=None)
     else:
         table = read_models(models).rest.get("arena", {}) if models else {}
         read = read_samples(table, "[arena] in the file of models", models.parent if models else Path())
         if not isinstance(read, Samples):
             raise click.UsageError("Missing option --data: it holds the memes, which are shown.")
         samples = read
-    # Of these alone: of the whole split, a limit would draw other memes than it did.
+    # Of these alone: of the whole split, a limit could draw others.
     ids = wanted or {meme.id for meme in manifest.memes}
-    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=ids.__contains__)
+    shown = await read_memes(samples, seed=manifest.drawn_by, keep=ids.__contains__)
     return {meme.id: meme for meme in shown.memes}
 
 

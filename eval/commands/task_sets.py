@@ -94,7 +94,7 @@ def build(candidates: Path, **options: Any) -> Shown:
 
     async def work(progress: Progress) -> tuple[list[FixedTask], dict[str, int]]:
         wanted = {task.meme for task in read}
-        shown, _ = await read_memes(samples, seed=0, keep=wanted.__contains__)
+        shown = await read_memes(samples, seed=0, keep=wanted.__contains__)
         calls = options["calls"] or out.with_suffix(".calls.sqlite")
         async with opened_models(specs, calls, progress.tell) as models:
             memes = {meme.id: meme for meme in shown.memes}

@@ -1,12 +1,13 @@
 """Memes as models are shown them, and samples of one or several data sets, for an arena or a probe."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture, BadRequest
@@ -42,7 +43,9 @@ class ShownMemes:
 
     memes: tuple[ShownMeme, ...]
     without_picture: dict[str, str]
-    files: dict[str, str]
+    """Memes that were drawn and can't be shown, and why."""
+    described: dict[str, Any]
+    """Fields of a :class:`eval.session.sampled.SampledManifest`."""
 
 
 Only = Literal["all", "harmful"]
@@ -50,26 +53,33 @@ TABLE_KEYS = ("sample", "only")
 """Settings of ``[arena]`` and ``[probe]`` that select the memes."""
 
 
-class SampleEntry(BaseModel):
-    """One data set of ``sample = [...]`` in the models file."""
+class Sample(BaseModel):
+    """A data set that memes are sampled from; an entry of ``sample = [...]`` in the models file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str
+    dataset: Annotated[DatasetCard, BeforeValidator(lambda name: find_card(name) if isinstance(name, str) else name)]
     data: Path
     """Directory that it was unpacked into; relative to the models file."""
-    split: str = ""
-    """The first test split if empty."""
+    split: str = Field(default_factory=lambda values: values["dataset"].first_test())
+    """The first test split if absent."""
     memes: int | None = Field(default=None, ge=1)
-    """Number of memes to sample, by label; all if absent."""
+    """Maximum number of memes, sampled by label; all if absent."""
     protocol: Protocol | None = None
-    """Rule that makes two classes of the labels; the data set's default if absent."""
+    """Rule that makes two classes of the labels, and drops some memes; the data set's default if absent."""
+
+    @model_validator(mode="after")
+    def _known_protocol(self) -> Self:
+        known = self.dataset.protocols
+        if self.protocol is not None and self.protocol not in known:
+            raise ValueError(f"{self.dataset.id} has no protocol {self.protocol}. It has: {', '.join(known)}")
+        return self
 
 
 class _SampleTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    sample: tuple[SampleEntry, ...] = ()
+    sample: tuple[Sample, ...] = ()
     only: Only = "all"
 
 
@@ -87,18 +97,6 @@ class SampledSet(BaseModel):
     """Number of sampled memes that can be shown."""
     files: dict[str, str]
     """SHA-256 of its annotation files, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A data set that memes are sampled from."""
-
-    dataset: DatasetCard
-    data: Path
-    split: str
-    limit: int | None = None
-    protocol: Protocol | None = None
-    """Rule that makes two classes of its labels; memes that it drops are not sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +119,10 @@ class Samples:
         """Names of the splits, in the same order."""
         return " + ".join(one.split for one in self.sets)
 
-    @property
-    def limit(self) -> int | None:
-        """Maximum number of memes if there is one data set; several have their own limits."""
-        return None if self.mixed else self.sets[0].limit
-
-    @property
-    def own_cards(self) -> dict[str, dict[str, JsonValue]]:
-        """Cards of the user's own data sets, by id."""
-        return {one.dataset.id: one.dataset.to_json() for one in self.sets if is_own(one.dataset)}
-
-    @property
-    def plain(self) -> bool:
-        """True if this is one unchanged data set, described fully by the name and split of its data set."""
-        return not self.mixed and self.only == "all" and self.sets[0].protocol is None
-
 
 def one_set(dataset: DatasetCard, data: Path, split: str, *, limit: int | None, only: Only = "all") -> Samples:
     """Returns the samples of one data set, under their own ids."""
-    return Samples((Sample(dataset, data, split, limit),), only)
+    return Samples((Sample(dataset=dataset, data=data, split=split, memes=limit),), only)
 
 
 def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | Only:
@@ -152,36 +135,23 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
     """
     try:
         read = _SampleTable.model_validate({name: table[name] for name in TABLE_KEYS if name in table})
+    except BadRequest as error:  # of a card
+        raise BadRequest(f"{where}: {error.message}", reason="SAMPLE_SETTINGS") from None
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise BadRequest(f"{where}: {faults}.", reason="SAMPLE_SETTINGS") from None
     if not read.sample:
         return read.only
-    sets: list[Sample] = []
-    for entry in read.sample:
-        try:
-            dataset = find_card(entry.dataset)
-        except BadRequest as error:
-            raise BadRequest(f"{where}: {error.message}", reason="SAMPLE_SETTINGS") from None
-        # Ids begin with the data set's: two samples of one data set could have the same ids.
-        if any(one.dataset.id == dataset.id for one in sets):
-            raise BadRequest(f"{where}: sample names {entry.dataset} twice.", reason="SAMPLE_SETTINGS")
-        if entry.protocol is not None and entry.protocol not in dataset.protocols:
-            raise BadRequest(
-                f"{where}: {entry.dataset} has no protocol {entry.protocol}. It has: {', '.join(dataset.protocols)}.",
-                reason="SAMPLE_SETTINGS",
-            )
-        split = entry.split or dataset.first_test()
-        sets.append(Sample(dataset, base / entry.data, split, limit=entry.memes, protocol=entry.protocol))
+    counts = Counter(one.dataset.id for one in read.sample)
+    # Ids begin with the data set's: two samples of one data set could have the same ids.
+    if twice := [id_ for id_, count in counts.items() if count > 1]:
+        raise BadRequest(f"{where}: sample names {', '.join(twice)} twice.", reason="SAMPLE_SETTINGS")
+    sets = (one.model_copy(update={"data": base / one.data}) for one in read.sample)
     return Samples(tuple(sets), read.only, mixed=True)
 
 
-async def read_memes(
-    samples: Samples, *, seed: int, keep: Callable[[str], bool] = lambda _: True
-) -> tuple[ShownMemes, tuple[SampledSet, ...]]:
+async def read_memes(samples: Samples, *, seed: int, keep: Callable[[str], bool] = lambda _: True) -> ShownMemes:
     """Reads the memes with their pictures, in the order of the data sets.
-
-    Returns them and a description of each set, none if all is as released.
 
     Raises BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
@@ -206,7 +176,7 @@ async def read_memes(
                     for meme, gold in scored
                     if as_released or gold is True or (samples.only == "all" and gold is not None)
                 )
-                return sample((meme for meme in wanted if keep(prefix + meme.id)), one.limit, seed)
+                return sample((meme for meme in wanted if keep(prefix + meme.id)), one.memes, seed)
 
             read = await asyncio.to_thread(read_split, one.dataset, one.data, one.split, choose=drawn)
             pictures = await asyncio.gather(*(_picture_of(meme, read.pictures, reader, turn) for meme in read.memes))
@@ -233,14 +203,25 @@ async def read_memes(
                     split=one.split,
                     protocol=protocol,
                     only=samples.only,
-                    limit=one.limit,
+                    limit=one.memes,
                     memes=len(memes) - before,
                     files=dict(read.files),
                 )
             )
     finally:
         await reader.aclose()
-    return ShownMemes(tuple(memes), dict(sorted(missing.items())), files), () if samples.plain else tuple(described)
+    without_picture = dict(sorted(missing.items()))
+    fields = {
+        "dataset": samples.dataset,
+        "split": samples.split,
+        "data": files,
+        "without_picture": without_picture,
+        # Several data sets have their own limits.
+        "limit": None if samples.mixed else samples.sets[0].memes,
+        "samples": tuple(described),
+        "cards": {one.dataset.id: one.dataset.to_json() for one in samples.sets if is_own(one.dataset)},
+    }
+    return ShownMemes(tuple(memes), without_picture, fields)
 
 
 async def _picture_of(

@@ -162,7 +162,7 @@ def write_sheet(
     *,
     seed: int,
     pictures: Callable[[str], tuple[bytes, ...]] = lambda _: (),
-) -> tuple[tuple[Path, Path, Path, Path], SheetKey]:
+) -> tuple[tuple[Path, ...], SheetKey]:
     """Writes a sheet as JSON lines, as a table and as a project of Label Studio, and its key.
 
     Args:
@@ -172,30 +172,41 @@ def write_sheet(
     Returns:
         The paths of the lines, of the table, of the project, and of the key; and the key.
     """
+    # Imported here, as jinja2 is slow to import.
+    from serving.views.text import environment
+
     marked = {NOT_FOR_LIBRARIES: kind.mark} if kind.mark else {}
     folder = stem.with_suffix(".pictures").name
     shown = {meme: pictures(meme) for meme in dict.fromkeys(str(item.origin["meme"]) for item in items)}
-    rows, entries = [], {}
+    columns = {heading: re.sub(r"\W+", "_", heading) for item in items for heading, _ in item.parts}
+    frames = [f"picture_{number}" for number in range(1, max(map(len, shown.values())) + 1)]
+    lines, file, entries = [], io.StringIO(), {}
+    names = ("item", *columns.values(), *frames, "who", *kind.criteria, *marked)
+    table = csv.DictWriter(file, names, restval="", lineterminator="\n")
+    table.writeheader()
     for name, repeat_of, item in _laid_out(items, seed):
-        paths = [_path(folder, jpeg) for jpeg in shown[str(item.origin["meme"])]]
-        rows.append({**marked, "item": name, "parts": dict(item.parts), "pictures": paths, "criteria": kind.criteria})
+        texts, paths = dict(item.parts), [_path(folder, jpeg) for jpeg in shown[str(item.origin["meme"])]]
+        row = {**marked, "item": name, "parts": texts, "pictures": paths, "criteria": kind.criteria}
+        lines.append(json.dumps(row, ensure_ascii=True) + "\n")
+        # A spreadsheet would run a text that begins like a formula.
+        cells = {columns[heading]: f"'{text}" if text[:1] in _FORMULAS else text for heading, text in texts.items()}
+        addresses = dict(zip(frames, (f"{_LOCAL_FILES}{path}" for path in paths), strict=False))
+        table.writerow({"item": name, **cells, **addresses, **marked})
         entries[name] = KeyEntry(repeat_of=repeat_of, origin=dict(item.origin))
     ends = {name: (one["low"], one["high"]) for name, one in kind.criteria.items()}
     key = SheetKey(what=what, seed=seed, criteria=ends, items=entries)
-    headings = list(dict.fromkeys(name for item in items for name, _ in item.parts))
-    most = max(map(len, shown.values()))
-    contents = (
-        (".jsonl", "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)),
-        (".csv", _table(rows, headings, most, criteria=kind.criteria, marked=marked)),
-        (".label-studio.xml", _project(headings, most, kind.criteria)),
-        (".key.json", key.model_dump_json(indent=2) + "\n"),
-    )
-    for ending, content in contents:
+    project = environment("eval.reports").get_template("label-studio.xml")
+    contents = {
+        ".jsonl": "".join(lines),
+        ".csv": file.getvalue(),
+        ".label-studio.xml": project.render(columns=columns, frames=frames, criteria=kind.criteria),
+        ".key.json": key.model_dump_json(indent=2) + "\n",
+    }
+    for ending, content in contents.items():
         _write(stem.with_suffix(ending), content.encode())
     for jpeg in {jpeg for those in shown.values() for jpeg in those}:
         _write(stem.parent / _path(folder, jpeg), jpeg)
-    lines, table, project, origins = (stem.with_suffix(ending) for ending, _ in contents)
-    return (lines, table, project, origins), key
+    return tuple(stem.with_suffix(ending) for ending in contents), key
 
 
 def _laid_out(items: Sequence[RatedItem], seed: int) -> Iterator[tuple[str, str, RatedItem]]:
@@ -224,39 +235,6 @@ def _write(path: Path, content: bytes) -> None:
 def _path(folder: str, jpeg: bytes) -> str:
     # Named by content: neither order nor meme can be read off it, and a picture is stored once.
     return f"{folder}/{hashlib.sha256(jpeg).hexdigest()[:16]}.jpg"
-
-
-def _column(heading: str) -> str:
-    return re.sub(r"\W+", "_", heading)
-
-
-def _table(
-    rows: Sequence[Mapping[str, Any]],
-    headings: Sequence[str],
-    pictures: int,
-    criteria: Criteria,
-    marked: Mapping[str, str],
-) -> str:
-    file = io.StringIO()
-    frames = [f"picture_{number}" for number in range(1, pictures + 1)]
-    columns = ("item", *map(_column, headings), *frames, "who", *criteria, *marked)
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        # A spreadsheet would run a text that begins like a formula.
-        texts = {_column(name): f"'{text}" if text[:1] in _FORMULAS else text for name, text in row["parts"].items()}
-        addresses = zip(frames, (f"{_LOCAL_FILES}{path}" for path in row["pictures"]), strict=False)
-        writer.writerow({"item": row["item"], **texts, **dict(addresses), **marked})
-    return file.getvalue()
-
-
-def _project(headings: Sequence[str], pictures: int, criteria: Criteria) -> str:
-    """The labelling configuration for Label Studio, into which the table is imported."""
-    from serving.views.text import environment
-
-    columns = {heading: _column(heading) for heading in headings}
-    template = environment("eval.reports").get_template("label-studio.xml")
-    return template.render(columns=columns, pictures=pictures, criteria=criteria)
 
 
 def read_sheet(key_file: Path, rated: Sequence[Path], kinds: Mapping[str, SheetKind]) -> SheetRatings:

@@ -27,7 +27,7 @@ class SampledManifest(SessionManifest):
     sample_seed: int | None = None
     """Seed of the sample where it is another: repeats are about the same memes."""
     samples: tuple[SampledSet, ...] = ()
-    """The data sets, where they are several or only some of their memes count."""
+    """The data sets."""
     cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     """Cards of data sets that no version of the program knows, by id: their files may change."""
 
@@ -54,19 +54,9 @@ class SampledPlan:
 
     async def read_memes(self, keep: Callable[[str], bool] = lambda _: True) -> tuple[ShownMemes, dict[str, Any]]:
         """Reads the memes; returns them and the fields of a :class:`SampledManifest`, for a session that starts now."""
-        shown, sets = await read_memes(self.samples, seed=self.drawn_by, keep=keep)
-        return shown, {
-            **circumstances(self.command),
-            "dataset": self.samples.dataset,
-            "split": self.samples.split,
-            "data": shown.files,
-            "without_picture": shown.without_picture,
-            "limit": self.samples.limit,
-            "seed": self.seed,
-            "sample_seed": self.sample_seed,
-            "samples": sets,
-            "cards": self.samples.own_cards,
-        }
+        shown = await read_memes(self.samples, seed=self.drawn_by, keep=keep)
+        seeds = {"seed": self.seed, "sample_seed": self.sample_seed}
+        return shown, {**circumstances(self.command), **shown.described, **seeds}
 
 
 P = TypeVar("P", bound=SampledPlan)

@@ -12,7 +12,6 @@ from court.errors import BadRequest
 from eval.arena.compare import arena_repeats, combine_repeats, compare_arenas
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
-from eval.datasets.known import find_card
 from eval.models.samples import Sample, Samples
 from tests.support.arena_world import STRENGTHS, THREE, Arena, ask_on_disk, output_of, run_on_disk
 from tests.support.probing import TEXTS, write_data_set
@@ -144,9 +143,9 @@ def data_sets(tmp_path_factory):
 
 
 def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_sets):
-    fhm = Sample(find_card("fhm"), data_sets / "fhm", "dev_seen", limit=2)
+    fhm = Sample(dataset="fhm", data=data_sets / "fhm", split="dev_seen", memes=2)
     # The same files under another name save making a second data set.
-    more = Sample(find_card("synthetic-fhm"), data_sets / "more", "dev_seen", limit=2)
+    more = Sample(dataset="synthetic-fhm", data=data_sets / "more", split="dev_seen", memes=2)
     request = ask_on_disk(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True))
     repeats = arena_repeats(request, 2)
     assert [(one.seed, one.sample_seed, one.out.name) for one in repeats] == [(0, None, "repeat-1"), (1, 0, "repeat-2")]

@@ -224,7 +224,7 @@ def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monke
     make(data, Layout.HARMEME, train=4, val=0, test=4)
 
     def ids(limit):
-        shown, _ = asyncio.run(read_memes(one_set(find_card("synthetic-harmeme"), data, "test", limit=limit), seed=0))
+        shown = asyncio.run(read_memes(one_set(find_card("synthetic-harmeme"), data, "test", limit=limit), seed=0))
         return [meme.id for meme in shown.memes]
 
     meme = next(one for one in ids(None) if one not in ids(1))

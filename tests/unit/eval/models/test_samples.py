@@ -31,12 +31,17 @@ def places(tmp_path_factory):
 
 
 def read_samples_of(samples, **options):
-    return asyncio.run(read_memes(samples, seed=0, **options))
+    found = asyncio.run(read_memes(samples, seed=0, **options))
+    return found, found.described["samples"]
+
+
+def a_sample(dataset, data, split, **changes):
+    return Sample(dataset=dataset, data=data, split=split, **changes)
 
 
 def two_sets(places, **changes):
-    harm = Sample(find_card("harm-c"), places / "harm", "test", limit=4)
-    fhm = Sample(find_card("fhm"), places / "fhm", "dev_seen")
+    harm = a_sample("harm-c", places / "harm", "test", memes=4)
+    fhm = a_sample("fhm", places / "fhm", "dev_seen")
     return Samples((harm, fhm), mixed=True, **changes)
 
 
@@ -49,7 +54,7 @@ def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(plac
         ("harm-c", "test", 4, 4, Protocol.MERGED),
         ("fhm", "dev_seen", None, 10, Protocol.PLAIN),
     ]
-    assert set(memes.files) == {f"{drawn.dataset}/{name}" for drawn in sets for name in drawn.files}
+    assert set(memes.described["data"]) == {f"{drawn.dataset}/{name}" for drawn in sets for name in drawn.files}
     assert all(len(digest) == 64 for drawn in sets for digest in drawn.files.values())
     assert two_sets(places).dataset == "harm-c + fhm" and two_sets(places).split == "test + dev_seen"
 
@@ -57,22 +62,23 @@ def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(plac
 def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
     memes, sets = read_samples_of(two_sets(places, only="harmful"))
     assert all(meme.harmful for meme in memes.memes) and [drawn.memes for drawn in sets] == [4, 8]
-    harm = find_card("harm-c")
     every = {}
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
-        found, _ = read_samples_of(Samples((Sample(harm, places / "harm", "test", protocol=protocol),), "harmful"))
+        harm = a_sample("harm-c", places / "harm", "test", protocol=protocol)
+        found, _ = read_samples_of(Samples((harm,), "harmful"))
         every[protocol] = {meme.source_label for meme in found.memes}
     assert every[Protocol.MERGED] == {"somewhat harmful", "very harmful"}
     assert every[Protocol.EXTREME] == {"very harmful"}
     # When drawing from all memes, a named protocol excludes those that it drops.
-    found, _ = read_samples_of(Samples((Sample(harm, places / "harm", "test", protocol=Protocol.EXTREME),)))
+    found, _ = read_samples_of(Samples((a_sample("harm-c", places / "harm", "test", protocol=Protocol.EXTREME),)))
     assert {meme.source_label for meme in found.memes} == {"not harmful", "very harmful"}
 
 
 def test_single_set_is_read_without_set_names(places):
     memes, sets = read_samples_of(one_set(find_card("fhm"), places / "fhm", "dev_seen", limit=None))
-    assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
-    assert list(memes.files) == ["dev_seen.jsonl"]
+    assert [(one.only, one.memes) for one in sets] == [("all", 10)]
+    assert [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
+    assert list(memes.described["data"]) == ["dev_seen.jsonl"]
     _, sets = read_samples_of(one_set(find_card("fhm"), places / "fhm", "dev_seen", limit=3, only="harmful"))
     assert [(drawn.only, drawn.memes) for drawn in sets] == [("harmful", 3)]
 
@@ -85,8 +91,8 @@ def test_filter_receives_ids_as_they_are_shown(places):
 def test_sample_table_is_read_and_its_faults_are_named():
     table = {"sample": [{"dataset": "harm-c", "data": "c", "memes": 5}, {"dataset": "mami", "data": "/m"}], "x": 1}
     read = read_samples({**table, "only": "harmful"}, "[arena]", Path("base"))
-    assert read.only == "harmful" and read.mixed and read.limit is None and not read.plain
-    assert [(sample.dataset.id, str(sample.data), sample.split, sample.limit) for sample in read.sets] == [
+    assert read.only == "harmful" and read.mixed
+    assert [(sample.dataset.id, str(sample.data), sample.split, sample.memes) for sample in read.sets] == [
         ("harm-c", "base/c", "test", 5),
         ("mami", "/m", "test", None),
     ]
