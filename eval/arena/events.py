@@ -71,7 +71,7 @@ class TaskFormulated(_Event):
     kind: Literal["TaskFormulated"] = "TaskFormulated"
     task: int = Field(ge=0)
     """Which of the meme's, counted from 0."""
-    relevance: Relevance | None
+    relevance: Relevance | None = None
     """Of the profile that asks; None where the question came with the set."""
     rounds: tuple[str, ...] = Field(min_length=1)
     """The question; several where they follow each other."""
@@ -79,7 +79,7 @@ class TaskFormulated(_Event):
     """FollowUp for in the answers; BCP 47, empty where none is."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Groups that it belongs to, where it came with the set."""
-    call: ReplyCost | None
+    call: ReplyCost | None = None
 
 
 class Style(ArenaValue):

@@ -51,11 +51,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
 
     Every combination is used n times before any is used n+1 times; among the unused ones, the one whose pairs have met
     least so far is chosen.
-
-    Raises ValueError: There are fewer targets than ``size``.
     """
-    if size > len(targets):
-        raise ValueError(f"{size} of {len(targets)} targets can't meet")
     rng = random.Random(f"meetings {seed}")
     # Pairs are in alphabetical order, here and below.
     met = dict.fromkeys(itertools.combinations(sorted(targets), 2), 0)
@@ -104,10 +100,6 @@ class ArenaPlan:
     references: Mapping[str, HumanReference] = field(default_factory=dict)
     concurrency: int = 4
 
-    def tasks_of(self, meme: ShownMeme) -> int:
-        """Returns the number of tasks of a meme."""
-        return len(self.fixed_tasks.get(meme.id, ())) if self.fixed_tasks else len(Relevance)
-
 
 async def run_memes(
     plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None
@@ -122,7 +114,9 @@ async def run_memes(
     done = await asyncio.to_thread(folder.drop_unfinished)
     # Both cover all memes, including finished ones: which models meet on a task depends on the tasks before it, so a
     # resumed arena makes the same draws only if it counts the same tasks.
-    first = list(itertools.accumulate((plan.tasks_of(meme) for meme in plan.memes), initial=0))
+    fixed = plan.fixed_tasks
+    counts = (len(fixed.get(meme.id, ())) if fixed else len(Relevance) for meme in plan.memes)
+    first = list(itertools.accumulate(counts, initial=0))
     met = meetings(plan.settings.targets, first[-1], plan.settings.answers_per_task, plan.seed)
     before = folder.spent()
 
@@ -266,9 +260,7 @@ class _Meme:
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
     def _formulated(self, number: int, **about: Any) -> TaskFormulated:
-        task = TaskFormulated.model_validate(
-            {"relevance": None, "call": None, "meme": self.meme.id, "task": number, **about}
-        )
+        task = TaskFormulated(meme=self.meme.id, task=number, **about)
         self._keep(task)
         return task
 

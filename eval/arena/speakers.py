@@ -94,23 +94,22 @@ class _AnsweredReasons(_Reasons, FreeAnswer):
     """Reasons after the judge's own answer: fields stand in the order of the last base first."""
 
 
-# Cached per set of keys: creating the class takes longer than parsing a reply with it.
+# Cached: creating the class takes longer than parsing a reply with it.
 @cache
-def _comparison(keys: tuple[str, ...], own: bool) -> type[_Reasons]:
-    """Returns the form of a comparison, with reasons before the verdicts, as a model writes in order."""
+def _comparison(
+    keys: tuple[str, ...], levels: int, own: bool
+) -> tuple[type[_Reasons], Mapping[str, Mapping[str, Verdict]]]:
+    """Returns the form of a comparison, reasons before verdicts as a model writes in order, and the words by field."""
     # Aliases, because a custom key may be a reserved word of pydantic or Python.
     fields: dict[str, Any] = {f"criterion_{place}": (_Word, Field(alias=key)) for place, key in enumerate(keys)}
-    return create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
-
-
-def _words_by(keys: tuple[str, ...], levels: int) -> dict[str, Mapping[str, Verdict]]:
-    return {f"criterion_{place}": words_of(levels) for place in range(len(keys))}
+    kind = create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
+    return kind, dict.fromkeys(fields, words_of(levels))
 
 
 def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int, own: bool = False) -> Verdicts:
     """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply."""
-    offered = _words_by(keys, levels)
-    parsed = parse_words(_comparison(keys, own), text, offered)
+    kind, offered = _comparison(keys, levels, own)
+    parsed = parse_words(kind, text, offered)
     verdicts = {key: words[getattr(parsed, name)] for key, (name, words) in zip(keys, offered.items(), strict=True)}
     return Verdicts(parsed.why, verdicts, parsed.answer if isinstance(parsed, FreeAnswer) else "")
 
@@ -378,7 +377,8 @@ class Speaker:
 def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int, *, own: bool = False) -> Agent[Verdicts]:
     """Returns the agent that compares two answers by the criteria with these keys."""
     read = partial(parse_verdicts, keys=keys, levels=levels, own=own)
-    return Agent(prompt, "verdicts", read, form_of(_comparison(keys, own), chars, _words_by(keys, levels)))
+    kind, words = _comparison(keys, levels, own)
+    return Agent(prompt, "verdicts", read, form_of(kind, chars, words))
 
 
 def _joined(answer: FixedQuestion) -> str:

@@ -10,7 +10,6 @@ which model best answers what a court really wants to know. The answers of the t
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,32 +37,28 @@ _Ask = Callable[[FixedTask, Speaker], Awaitable[Mapping[str, str] | None]]
 """Returns a question's tags; None if it is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetRules:
-    """Rules by which questions are chosen."""
-
-    stop_words: tuple[str, ...] = ()
-    near: float = 0.8
-    """Share of common groups of five letters from which on two questions are near-copies."""
-    fields: tuple[str, ...] = FIELDS
-    per_field: int | None = None
-    hardest: int | None = None
-    """Number of questions that stay in each language; None for all."""
-    seed: int = 0
-
-
 async def build_set(
     candidates: Sequence[FixedTask],
     memes: Mapping[str, ShownMeme],
     annotator: MeteredModel,
-    rules: SetRules,
     *,
+    stop_words: Sequence[str] = (),
+    near: float = 0.8,
+    fields: Sequence[str] = FIELDS,
+    per_field: int | None = None,
+    hardest: int | None = None,
+    seed: int = 0,
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[list[FixedTask], dict[str, int]]:
     """Chooses questions, with tags ``field``, ``sub_field``, ``difficulty`` and, of several rounds, ``depends``.
 
-    Returns them and the number of questions left after each step, in order.
+    Args:
+        near: Share of common groups of five letters from which on two questions are near-copies.
+        hardest: Number of questions that stay in each language; None for all.
+
+    Returns:
+        The questions, and how many are left after each step, in order.
 
     Raises BudgetSpent, CallsError, Unavailable, ModelRefused: The annotator can't be called.
     """
@@ -74,11 +69,11 @@ async def build_set(
         return tasks
 
     tasks = counted("with a picture that can be used", [task for task in candidates if task.meme in memes])
-    stop = tuple(word.casefold() for word in rules.stop_words)
+    stop = tuple(word.casefold() for word in stop_words)
     tasks = counted(
         "without a stop word", [task for task in tasks if not any(word in _text(task).casefold() for word in stop)]
     )
-    tasks = counted("without near-copies", without_copies(tasks, rules.near))
+    tasks = counted("without near-copies", without_copies(tasks, near))
 
     async def annotate(step: str, tasks: list[FixedTask], ask: _Ask) -> list[FixedTask]:
         async def one(task: FixedTask) -> FixedTask | None:
@@ -90,7 +85,7 @@ async def build_set(
         return counted(step, [task for task in found if task is not None])
 
     async def placed(task: FixedTask, speaker: Speaker) -> Mapping[str, str] | None:
-        words, trusted = {"field": rules.fields}, {"fields": ", ".join(rules.fields)}
+        words, trusted = {"field": fields}, {"fields": ", ".join(fields)}
         place, _ = await speaker.ask(ANNOTATOR, "place", TaskPlace, rounds=task.rounds, words=words, trusted=trusted)
         depends = {"depends": str(place.depends)} if len(task.rounds) > 1 else {}
         tags = {"field": place.field, "sub_field": place.sub_field.casefold(), **depends}
@@ -102,14 +97,14 @@ async def build_set(
         return {"difficulty": f"{(rating.text + rating.image + rating.reasoning) / 3:.2f}"}
 
     tasks = await annotate("that need their picture", tasks, placed)
-    if rules.per_field is not None:
+    if per_field is not None:
         # Drawn, and not the hardest: otherwise fields would differ in difficulty by their size.
-        shuffled = random.Random(f"fields {rules.seed}").sample(tasks, len(tasks))
-        tasks = counted("balanced over fields", _first(shuffled, lambda task: task.tags["field"], rules.per_field))
+        shuffled = random.Random(f"fields {seed}").sample(tasks, len(tasks))
+        tasks = counted("balanced over fields", _first(shuffled, lambda task: task.tags["field"], per_field))
     tasks = await annotate("of known difficulty", tasks, rated)
-    if rules.hardest is not None:
+    if hardest is not None:
         ordered = sorted(tasks, key=lambda task: -float(task.tags["difficulty"]))
-        tasks = counted("hardest of each language", _first(ordered, lambda task: task.language, rules.hardest))
+        tasks = counted("hardest of each language", _first(ordered, lambda task: task.language, hardest))
     # Draws and difficulties have mixed them up.
     order = {(task.meme, task.rounds): number for number, task in enumerate(candidates)}
     return sorted(tasks, key=lambda task: order[task.meme, task.rounds]), left

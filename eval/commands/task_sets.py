@@ -1,6 +1,5 @@
 """``memecourt-eval arena tasks``: sets of questions for arenas, from trials or from many candidates."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -11,13 +10,14 @@ import click
 
 from court.events import Side
 from eval.arena.folder import FixedTask, read_lines
-from eval.arena.task_set import FIELDS, SetRules, build_set, tasks_of_run
+from eval.arena.task_set import FIELDS, build_set, tasks_of_run
 from eval.commands.follow_ups import asking_options
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import chosen_models, samples_of
 from eval.models.open import opened_models, read_models
 from eval.models.samples import read_memes
 from eval.reports.sections import Section
+from eval.session.directory import json_line
 from eval.session.engine import Progress
 from serving.cli.common import PATH, tell
 from serving.cli.common import run as asyncio_run
@@ -87,7 +87,7 @@ def build(candidates: Path, **options: Any) -> Shown:
         raise click.UsageError(f"{options['stop_words']} can't be read: {error}.") from None
     named = {name: options[name] for name in ("near", "per_field", "hardest", "seed")}
     bounds = {name: value for name, value in named.items() if value is not None}
-    rules = SetRules(stop_words=tuple(filter(None, map(str.strip, words))), fields=fields, **bounds)
+    rules = {"stop_words": tuple(filter(None, map(str.strip, words))), "fields": fields, **bounds}
     out: Path = options["out"]
     if out.exists():
         raise click.UsageError(f"{out} is there already: name another file.")
@@ -100,7 +100,7 @@ def build(candidates: Path, **options: Any) -> Shown:
             memes = {meme.id: meme for meme in shown.memes}
             annotator = models[options["annotator"]]
             how = {"concurrency": options["concurrency"], "progress": partial(progress.step, "questions")}
-            return await build_set(read, memes, annotator, rules, **how)
+            return await build_set(read, memes, annotator, **rules, **how)
 
     found, left = run_watched(work)
     _write(out, found)
@@ -119,9 +119,6 @@ def _write(out: Path, made: Sequence[FixedTask]) -> None:
     try:
         # Never over a file: its questions may be those of an arena that is under way.
         with out.open("x", encoding="utf-8") as file:
-            for task in made:
-                file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
-    except FileExistsError:
-        raise click.UsageError(f"{out} is there already: name another file.") from None
+            file.writelines(map(json_line, made))
     except OSError as error:
         raise click.UsageError(f"{out} can't be written: {error.strerror}.") from None

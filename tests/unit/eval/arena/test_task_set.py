@@ -9,7 +9,7 @@ import pytest
 from court.backends.chat.scripted import ScriptedModel
 from eval.arena.folder import FixedTask, read_lines
 from eval.arena.speakers import TaskPlace, parse_words
-from eval.arena.task_set import SetRules, build_set, without_copies
+from eval.arena.task_set import build_set, without_copies
 from eval.models.metered import MeteredModel
 from eval.reproduce.demonstrations import served
 from eval.standin.server import FakeModelServer
@@ -43,11 +43,11 @@ def reply(words):
     return {"why": "So.", "text": number, "image": number, "reasoning": number}
 
 
-def annotated(tasks, rules, memes=10):
+def annotated(tasks, memes=10, **rules):
     model = ScriptedModel(lambda request: reply("\n".join(map(str, request.parts))), name="annotator")
     annotator = MeteredModel("annotator", model, store=MemoryCallCache())
     shown = {f"m{number}": arena_meme(number) for number in range(memes)}
-    return asyncio.run(build_set(tasks, shown, annotator, rules)), model
+    return asyncio.run(build_set(tasks, shown, annotator, **rules)), model
 
 
 def test_each_step_drops_what_was_planted_for_it():
@@ -59,9 +59,7 @@ def test_each_step_drops_what_was_planted_for_it():
         FixedTask(meme="m4", rounds=("Is pepper useless for those who see this picture?",)),
         FixedTask(meme="gone", rounds=("What does nobody have a picture of?",)),
     ]
-    (found, left), model = annotated(
-        [*planted[:3], *tasks, *planted[3:]], SetRules(stop_words=("banana",), fields=FIELDS)
-    )
+    (found, left), model = annotated([*planted[:3], *tasks, *planted[3:]], stop_words=("banana",), fields=FIELDS)
     assert left == {
         "candidates": 35,
         "with a picture that can be used": 34,
@@ -78,18 +76,18 @@ def test_each_step_drops_what_was_planted_for_it():
     # What a step drops costs no further call: one on each of 32, and one repair; one more on each of 30.
     assert len(model.asked) == 32 + 1 + 30
     several = [FixedTask(meme="m1", rounds=("Who drew the cat, walnut?", "And why?"))]
-    assert annotated(several, SetRules(fields=FIELDS))[0][0][0].tags["depends"] == "7"
+    assert annotated(several, fields=FIELDS)[0][0][0].tags["depends"] == "7"
 
 
 def test_fields_are_balanced_and_the_hardest_of_each_language_stay():
     tasks = [task for task in candidates() if "Who drew" not in task.rounds[0] or task.meme in ("m0", "m1")]
-    (found, left), _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=1))
+    (found, left), _ = annotated(tasks, fields=FIELDS, per_field=4, seed=1)
     fields = [task.tags["field"] for task in found]
     assert {field: fields.count(field) for field in FIELDS} == {"science": 4, "mathematics": 4, "arts": 2}
     assert left["balanced over fields"] == 10
-    (other, other_left), _ = annotated(tasks, SetRules(fields=FIELDS, per_field=4, seed=2))
+    (other, other_left), _ = annotated(tasks, fields=FIELDS, per_field=4, seed=2)
     assert other != found and other_left == left
-    (hardest, _), _ = annotated(tasks, SetRules(fields=FIELDS, hardest=2))
+    (hardest, _), _ = annotated(tasks, fields=FIELDS, hardest=2)
     assert [(t.language, t.tags["difficulty"]) for t in hardest] == [("", "8.00")] * 2 + [("de", "9.00")] * 2
 
 

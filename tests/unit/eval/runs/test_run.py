@@ -670,7 +670,7 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     tasks = read_lines(file, FixedTask)
     assert len(tasks) == 8 and all(task.meme.startswith("synthetic-harmeme/") for task in tasks)
     second = CliRunner().invoke(cli, command)
-    assert second.exit_code == 2 and "is there already" in second.output
+    assert second.exit_code == 2 and "File exists" in second.output
 
 
 async def test_run_without_questions_gives_no_tasks(finished):
