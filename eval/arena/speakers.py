@@ -102,7 +102,8 @@ def _comparison(
     """Returns the form of a comparison, reasons before verdicts as a model writes in order, and the words by field."""
     # Aliases, because a custom key may be a reserved word of pydantic or Python.
     fields: dict[str, Any] = {f"criterion_{place}": (_Word, Field(alias=key)) for place, key in enumerate(keys)}
-    kind = create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
+    base: type[_Reasons] = _AnsweredReasons if own else _Reasons
+    kind: type[_Reasons] = create_model("Comparison", __base__=base, **fields)
     return kind, dict.fromkeys(fields, words_of(levels))
 
 
