@@ -9,7 +9,7 @@ from eval.commands.options import Shown, runs_argument, shows_sections, unfinish
 from eval.reports.label_sections import functional_sections
 from eval.runs.results import read_runs, require_verdicts
 from eval.scores.functional import functional_scores
-from eval.synthetic.functional import read_key, suite
+from eval.synthetic.functional import TITLES, read_key
 from serving.cli.common import FOLDER
 
 
@@ -34,5 +34,5 @@ def functional(data: Path, runs: tuple[Path, ...]) -> Shown:
         require_verdicts(one)
     rows = [(one.name, functional_scores(cases, one)) for one in results]
     figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
-    sections, lead = functional_sections(rows, suite().titles), unfinished_in_words(results)
+    sections, lead = functional_sections(rows, TITLES), unfinished_in_words(results)
     return Shown(title="Functional tests", lead=lead, sections=sections, figures=figures)

@@ -70,7 +70,6 @@ def _first_verdicts(turns: int) -> Result:
     return Result(
         figures={
             "environment_gb": packages / 1e9,
-            "install_s": install_s,
             "demo_s": install_s + demo_s,
             "judge_s": judge_s,
             "server_mb": memory / 1e6,
@@ -85,14 +84,11 @@ def startup(turns: int = 15) -> Result:
         [lambda _: _cpu_of("-m", "serving.cli", "--help"), lambda _: _cpu_of("-c", "pass")], range(turns)
     )  # the first run of each compiles and fills caches
     looked = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, capture_output=True, text=True)
-    figures = medians(
-        pairs,
-        help_over_empty=lambda helped, empty: helped / empty,
-        help_cpu_s=lambda helped, _: helped,
-        empty_cpu_s=lambda _, empty: empty,
-    )
     return Result(
-        figures={**figures, "heavy_modules": int(looked.stderr)},
+        figures={
+            **medians(pairs, help_over_empty=lambda helped, empty: helped / empty),
+            "heavy_modules": int(looked.stderr),
+        },
         goals={"help_over_empty": "<= 6", "heavy_modules": "== 0"},
     )
 

@@ -37,47 +37,6 @@ from eval.standin.replies import (
 )
 from eval.standin.settings import Settings, Stats, parsed
 
-
-class RankedSlots:
-    """A limited number of slots; waiting calls get one by rank, lowest first, and within a rank in order of arrival."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._order = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-
-    def locked(self) -> bool:
-        """Returns True if a new call would have to wait."""
-        return self._free == 0
-
-    async def acquire(self, rank: int) -> None:
-        """Waits for a slot."""
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The number keeps the arrival order within a rank, and heapq from comparing futures, which have no order.
-        heapq.heappush(self._waiting, (rank, next(self._order), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            # This call may have got a slot just before it was cancelled: the slot is passed on, or it would be lost.
-            if turn.done() and not turn.cancelled():
-                self.release()  # the slot came too late
-            raise
-
-    def release(self) -> None:
-        """Releases a slot to the first call that still waits."""
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            # Cancelled calls are still in the heap. The slot goes directly to the next call: if it were free in
-            # between, a newcomer could take it.
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 _THOUGHT = "Let me see what is asked for here . " * 5
 
 
@@ -111,19 +70,19 @@ class FakeModelServer:
         self.faults = Faults(self.settings.faults, self.settings.script, self.settings.seed)
         self.requests: list[dict[str, Any]] = []
         self._keep = keep
-        self._answer = answer or (scripted_reply if self.settings.play else None)
-        self._odds: Callable[[dict[str, Any]], Mapping[str, float]] = lambda _: self.settings.odds
+        self._answer, self._odds = answer, odds
         if self.settings.play == "synthetic":
             from eval.synthetic.oracle import Oracle  # generates and reads pictures: not needed for load tests
 
-            # Arguments of the caller take precedence over the script, here and below.
-            oracle = Oracle()
-            self._answer, self._odds = answer or oracle.answer, oracle.odds
-        self._odds = odds or self._odds
+            # Arguments of the caller take precedence.
+            self._answer, self._odds = answer or Oracle().answer, odds or Oracle().odds
+        elif self.settings.play:
+            self._answer = answer or scripted_reply
         self._speaker = ReplyMaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, dict[str, str]] = {}
-        self._room = RankedSlots(self.settings.capacity)
+        self._order = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def application(self) -> web.Application:
         """Returns the web application."""
@@ -179,7 +138,7 @@ class FakeModelServer:
             early = await self._before(request, fault)
             if early is not None:
                 return early
-            async with self._place(payload.get("priority") or 0):
+            async with self._slot(payload.get("priority") or 0):
                 body = await self._work(payload, fault)
             # Outside the slot: an answer that drips, or that its client reads slowly, takes no capacity from others.
             return await self._send(request, body, fault)
@@ -215,25 +174,39 @@ class FakeModelServer:
         return None
 
     @asynccontextmanager
-    async def _place(self, rank: int) -> AsyncIterator[None]:
-        """Holds one of the server's slots while the block lasts."""
+    async def _slot(self, rank: int) -> AsyncIterator[None]:
+        """Holds one of the server's slots while the block lasts; calls get one by rank, lowest first, then in order."""
         if rank and "priorities" not in self.settings.features:
             raise RefusedCall(400, "no priorities here")
         stats = self.stats
-        if self._room.locked() and stats.waiting >= self.settings.queue:
+        if stats.running >= self.settings.capacity and stats.waiting >= self.settings.queue:
             raise RefusedCall(503, "the queue is full")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The number keeps the arrival order within a rank, and heapq from comparing futures, which have no order.
+        heapq.heappush(self._waiting, (rank, next(self._order), turn))
         stats.waiting += 1
+        self._admit()
         try:
-            await self._room.acquire(rank)
-        finally:
-            stats.waiting -= 1
-        stats.running += 1
-        stats.max_running = max(stats.max_running, stats.running)
-        try:
+            await turn
             yield
         finally:
-            stats.running -= 1
-            self._room.release()
+            if turn.cancelled():
+                stats.waiting -= 1
+            else:  # also if the call was cancelled just after it got a slot
+                stats.running -= 1
+                self._admit()
+
+    def _admit(self) -> None:
+        """Gives free slots to calls that wait."""
+        stats = self.stats
+        while self._waiting and stats.running < self.settings.capacity:
+            turn = heapq.heappop(self._waiting)[2]
+            # Cancelled calls are still in the heap.
+            if not turn.done():
+                stats.waiting -= 1
+                stats.running += 1
+                stats.max_running = max(stats.max_running, stats.running)
+                turn.set_result(None)
 
     async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
         """Takes the time that a model would take, and returns its answer."""
@@ -354,7 +327,7 @@ class FakeModelServer:
         if payload.get("logprobs") and "log_probs" in features:
             # A server without this feature ignores fields that name tokens by id.
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
-            odds = self._odds(payload)
+            odds = self._odds(payload) if self._odds else self.settings.odds
             if self._thinks(payload):  # the next token is the first word of a thought
                 odds = {token: mass * 1e-9 for token, mass in odds.items()}
             return first_token(odds, known)
@@ -396,27 +369,24 @@ class FakeModelServer:
 def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
     """Returns the body as changed by the fault."""
     (choice,) = body["choices"]
-    match fault.kind:
-        case Kind.WRONG_SHAPE:
-            return {"model": body["model"], "choices": {"text": 7}, "usage": "many"}
-        case Kind.NO_CHOICES:
-            body["choices"] = []
-        case Kind.DUPLICATE:
-            body["choices"] = [choice, {**choice, "index": 1}]
-        case Kind.WRONG_SCHEMA:
-            choice["message"]["content"] = '{"unexpected":[1,2,3]}'
-        case Kind.TRUNCATED:
-            content = choice["message"]["content"]
-            choice["message"]["content"], choice["finish_reason"] = content[: len(content) // 2], "length"
-        case Kind.EMPTY:
-            choice["message"]["content"] = ""
-        case Kind.REFUSAL:
-            choice["message"] = {"role": "assistant", "content": None, "refusal": "I can't help with that."}
-        case Kind.FILTER:
-            choice["message"]["content"], choice["finish_reason"] = None, "content_filter"
-        case Kind.ABORT:
-            choice["finish_reason"] = "abort"
-    return body
+    content = choice["message"]["content"] or ""
+
+    def said(content: str | None, finish: str = choice["finish_reason"], **more: str) -> dict[str, Any]:
+        message = {**choice["message"], "content": content, **more}
+        return {"choices": [{**choice, "message": message, "finish_reason": finish}]}
+
+    changes: Mapping[Kind, dict[str, Any]] = {
+        Kind.WRONG_SHAPE: {"choices": {"text": 7}, "usage": "many"},
+        Kind.NO_CHOICES: {"choices": []},
+        Kind.DUPLICATE: {"choices": [choice, {**choice, "index": 1}]},
+        Kind.WRONG_SCHEMA: said('{"unexpected":[1,2,3]}'),
+        Kind.TRUNCATED: said(content[: len(content) // 2], "length"),
+        Kind.EMPTY: said(""),
+        Kind.REFUSAL: said(None, refusal="I can't help with that."),
+        Kind.FILTER: said(None, "content_filter"),
+        Kind.ABORT: said(content, "abort"),
+    }
+    return {**body, **changes.get(fault.kind, {})}
 
 
 def _first_words(text: str, count: int) -> str:

@@ -9,14 +9,14 @@ is the starter library's memes.
 import json
 import random
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
-from pydantic import BaseModel, ConfigDict, Field
 
 from court.errors import BadRequest
 from eval.datasets.known import SYNTHETIC_KEY
@@ -27,38 +27,13 @@ from retrieval.build import STARTER_MEMES
 DATASET = "synthetic-functional"
 FUNCTIONAL_KEY = "functional.jsonl"
 """File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
-CONTRAST = ("attack-on-shown-group", "attack-on-shown-things", "kindness-to-shown-group", "kindness-to-shown-things")
+_WORDS: Mapping[str, Any] = tomllib.loads((files("eval.synthetic") / "functional.1.toml").read_text("utf-8"))
+CONTRAST = tuple(_WORDS["contrast"])
 """Functionalities of the four memes of a contrast set; the first is harmful."""
+TITLES: Mapping[str, str] = {**_WORDS["contrast"], **{one["id"]: one["title"] for one in _WORDS["functionality"]}}
+"""Title of each functionality, those of contrast sets first."""
 
 _PLATE = (0.16, 0.44, 0.84, 0.58)  # position of the sign: left, top, right and bottom, as shares of the picture
-
-
-class Functionality(BaseModel):
-    """Something that a classifier must be able to tell."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str = Field(min_length=1)
-    title: str
-    harmful: bool
-    captions: tuple[str, ...] = Field(min_length=1)
-
-
-class Suite(BaseModel):
-    """Words of the functional tests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: int
-    things: tuple[str, ...] = Field(min_length=1)
-    pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
-    contrast: Mapping[str, str]
-    functionality: tuple[Functionality, ...]
-
-    @property
-    def titles(self) -> dict[str, str]:
-        """Returns the title of each functionality by id, those of contrast sets first."""
-        return {**{id_: self.contrast[id_] for id_ in CONTRAST}, **{one.id: one.title for one in self.functionality}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +53,29 @@ class FunctionalCase:
     """Number of its contrast set; None if it belongs to none."""
 
 
-def suite() -> Suite:
-    """Returns the words of the functional tests."""
-    return Suite.model_validate(tomllib.loads(files("eval.synthetic").joinpath("functional.1.toml").read_text("utf-8")))
-
-
 def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     """Returns cases of all functionalities, the same for the same arguments."""
-    words = suite()
-    rng = random.Random(f"functional {words.version} {seed}")
-    found: list[FunctionalCase] = []
+    return tuple(FunctionalCase(str(number), *fields) for number, fields in enumerate(_drawn(count, seed), 1))
 
+
+def _drawn(count: int, seed: int) -> Iterator[tuple[Any, ...]]:
+    """Yields the fields of cases after their ids."""
+    rng = random.Random(f"functional {_WORDS['version']} {seed}")
+    things = _WORDS["things"]
     for number in range(count):
-        attack, kind = words.pairs[number % len(words.pairs)]
-        group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
+        captions = _WORDS["pairs"][number % len(_WORDS["pairs"])]
+        group, thing = rng.choice(list(GROUPS)), rng.choice(things)
         scene, picture = rng.choice(SCENES), rng.randrange(1_000_000)
         # In the order of CONTRAST: the attack over both signs, then the kind words over both.
-        shown = product((attack, kind), (f"people from {group}", thing))
-        for place, (caption, sign) in enumerate(shown):
-            id_ = str(len(found) + 1)
-            found.append(
-                FunctionalCase(
-                    id_, CONTRAST[place], place == 0, caption, sign=sign, scene=scene, seed=picture, contrast=number
-                )
-            )
-    for one in words.functionality:
+        shown = product(captions, (f"people from {group}", thing))
+        for name, (caption, sign) in zip(CONTRAST, shown, strict=True):
+            yield name, name == CONTRAST[0], caption, sign, scene, picture, number
+    for one in _WORDS["functionality"]:
         for number in range(count):
-            caption = one.captions[number % len(one.captions)]
+            caption = one["captions"][number % len(one["captions"])]
             # Both are always drawn, whichever the caption has, so that later draws stay the same.
-            filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
-            scene, picture = rng.choice(SCENES), rng.randrange(1_000_000)
-            id_ = str(len(found) + 1)
-            found.append(FunctionalCase(id_, one.id, one.harmful, filled, sign="", scene=scene, seed=picture))
-    return tuple(found)
+            filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(things))
+            yield one["id"], one["harmful"], filled, "", rng.choice(SCENES), rng.randrange(1_000_000)
 
 
 def write_functional(
@@ -141,7 +106,7 @@ def write_functional(
         progress(len(starter) + number, total)
     (root / "train.jsonl").write_text("".join(train), "utf-8")
     (root / "test.jsonl").write_text("".join(test), "utf-8")
-    key = "".join(json.dumps({name: getattr(case, name) for name in case.__slots__}) + "\n" for case in made)
+    key = "".join(json.dumps(asdict(case)) + "\n" for case in made)
     (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
     about = {"made_by": "memecourt-eval synthetic", "dataset": DATASET, "seed": seed, "cases": count}
     # Written last, because the directory is recognised by this file.

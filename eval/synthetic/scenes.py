@@ -147,7 +147,7 @@ def _dog(c: _Canvas) -> None:
     c.dot(88, 84, 5, c.pick(*_BRIGHT))
 
 
-def _office(c: _Canvas) -> None:
+def _desk(c: _Canvas) -> None:
     c.fade((225, 228, 235), (205, 210, 220))
     c.box(8, 18, x1=36, y1=50, fill=_WHITE)
     c.box(10, 20, x1=34, y1=48, fill=(150, 205, 240))
@@ -243,7 +243,7 @@ def _talk(c: _Canvas) -> None:
         c.dot(59 + i * 4, 35, 1.1, (120, 120, 130))
 
 
-def _people(c: _Canvas) -> None:
+def _crowd(c: _Canvas) -> None:
     c.fade((185, 215, 235), (230, 235, 240))
     first, second = c.rng.sample(_BRIGHT, 2)
     c.box(48.5, 16, x1=50, y1=80, fill=(110, 110, 120))
@@ -399,24 +399,13 @@ def _road(c: _Canvas) -> None:
         c.shape((side - 5, y - 16), (side + 5, y - 16), (side + 5, y - 6), (side - 5, y - 6), fill=(70, 140, 80))
 
 
-_PAINTERS: dict[str, Callable[[_Canvas], None]] = {
-    "ballot": _ballot,
-    "cake": _cake,
-    "cat": _cat,
-    "classroom": _classroom,
-    "coffee": _coffee,
-    "crowd": _people,
-    "desk": _office,
-    "dog": _dog,
-    "football": _football,
-    "landscape": _landscape,
-    "medicine": _medicine,
-    "night": _night,
-    "road": _road,
-    "screen": _screen,
-    "talk": _talk,
+_PAINTERS: Mapping[str, Callable[[_Canvas], None]] = {
+    painter.__name__.removeprefix("_"): painter
+    for painter in (
+        *(_ballot, _cake, _cat, _classroom, _coffee, _crowd, _desk, _dog),
+        *(_football, _landscape, _medicine, _night, _road, _screen, _talk),
+    )
 }
-
 SCENES: tuple[str, ...] = tuple(_PAINTERS)
 """The names of the scenes, sorted."""
 

@@ -15,7 +15,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
@@ -27,26 +26,18 @@ from eval.synthetic.scenes import SCENES, draw_meme
 Colour = tuple[int, int, int]
 
 
-class Shape(StrEnum):
-    """Shape and colours of a badge."""
-
-    DISC = "disc"
-    SQUARE = "square"
-    TRIANGLE = "triangle"
-    DIAMOND = "diamond"
-
-
 @dataclass(frozen=True, slots=True)
 class Badge:
     """A group's sign. Its colour alone distinguishes it from all others."""
 
-    shape: Shape
+    shape: str
+    """``disc``, ``square``, or a name in :data:`_POLYGONS`."""
     colour: Colour
 
 
 _WORDS: Mapping[str, Any] = tomllib.loads((files("eval.synthetic") / "world.toml").read_text("utf-8"))
 GROUPS: Mapping[str, Badge] = {
-    name: Badge(Shape(badge["shape"]), tuple(badge["colour"])) for name, badge in _WORDS["groups"].items()
+    name: Badge(badge["shape"], tuple(badge["colour"])) for name, badge in _WORDS["groups"].items()
 }
 SAYINGS: Mapping[str, Level] = {
     saying: level
@@ -135,6 +126,11 @@ SIZE = (640, 480)
 
 _RADIUS = 0.16  # radius of the white disc behind a badge, in picture heights
 _SIGN = 0.09  # size of the sign on it, likewise
+_POLYGONS: Mapping[str, Sequence[tuple[float, float]]] = {
+    "triangle": ((0, -1.3), (-1.2, 0.8), (1.2, 0.8)),
+    "diamond": ((0, -1.2), (1.2, 0), (0, 1.2), (-1.2, 0)),
+}
+"""Corners of signs, in sizes from the middle of the badge."""
 _WHITE: Colour = (255, 255, 255)
 _LOOKED_AT = 0.03  # half the side of the central square that is examined, in picture heights
 _NEAR_COLOUR = 60.0  # maximum Euclidean distance between a colour and a badge's, with channels up to 255
@@ -203,17 +199,11 @@ def read_badge(picture: bytes) -> str | None:
 
 
 def _sign(canvas: ImageDraw.ImageDraw, badge: Badge, x: float, y: float, r: float) -> None:
-    match badge.shape:
-        case Shape.DISC:
-            canvas.ellipse((x - r, y - r, x + r, y + r), fill=badge.colour)
-        case Shape.SQUARE:
-            canvas.rectangle((x - r, y - r, x + r, y + r), fill=badge.colour)
-        case Shape.TRIANGLE:
-            canvas.polygon(
-                [(x, y - 1.3 * r), (x - 1.2 * r, y + 0.8 * r), (x + 1.2 * r, y + 0.8 * r)], fill=badge.colour
-            )
-        case Shape.DIAMOND:
-            canvas.polygon([(x, y - 1.2 * r), (x + 1.2 * r, y), (x, y + 1.2 * r), (x - 1.2 * r, y)], fill=badge.colour)
+    if badge.shape in _POLYGONS:
+        canvas.polygon([(x + dx * r, y + dy * r) for dx, dy in _POLYGONS[badge.shape]], fill=badge.colour)
+    else:
+        fill = canvas.ellipse if badge.shape == "disc" else canvas.rectangle
+        fill((x - r, y - r, x + r, y + r), fill=badge.colour)
 
 
 def _distance(one: object, other: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from eval.perf.bench import Result
 from eval.perf.docket import docket
 from eval.perf.install import startup
 from eval.perf.search import DIM, drawn
-from eval.perf.trials import Speed, bar, case, naive, needed, unwatched
+from eval.perf.trials import Speed, bar, case, needed, unwatched
 from eval.standin import process as served
 from eval.standin.replies import TOKENS
 from eval.standin.server import FakeModelServer, serving
@@ -79,8 +79,7 @@ def test_variants_are_warmed_up_and_alternate_in_going_first():
 
 def test_startup_is_measured():
     result = startup(turns=3)
-    assert result.figures["heavy_modules"] == 0
-    assert result.figures["help_cpu_s"] > result.figures["empty_cpu_s"] > 0
+    assert result.figures["heavy_modules"] == 0 and result.figures["help_over_empty"] > 1
     assert set(result.goals) <= set(result.figures)
 
 
@@ -239,8 +238,6 @@ async def test_model_server_plays_a_trial_if_configured_to():
     assert parsed(["--play"])[0].play and not parsed([])[0].play
     async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as court:
         record = await court.run(case("m", 3), unwatched)
-        record, rounds = record, await naive(court, case("n", 3))
-    assert rounds == (3, 3)
     assert [event.rounds for event in record.all(SideRested)] == [3, 3]
     found = needed(record, Speed(output_token_s=1.0))
     # Reply lengths alone give the published formulas.

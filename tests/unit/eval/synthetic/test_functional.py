@@ -15,7 +15,7 @@ from eval.cli import cli
 from eval.datasets.known import find_card, recognised
 from eval.datasets.read import read_split
 from eval.scores.functional import functional_scores
-from eval.synthetic.functional import CONTRAST, DATASET, cases, draw_case, read_key, suite, write_functional
+from eval.synthetic.functional import CONTRAST, DATASET, TITLES, cases, draw_case, read_key, write_functional
 from eval.synthetic.world import GROUPS
 from tests.support.judged import F, H, N, U, results
 
@@ -40,7 +40,7 @@ def label_of(case):
 
 def test_each_functionality_has_equally_many_cases_of_one_label():
     counts = Counter(case.functionality for case in CASES)
-    assert set(counts) == set(suite().titles) and set(counts.values()) == {6}
+    assert set(counts) == set(TITLES) and set(counts.values()) == {6}
     labels = defaultdict(set)
     for case in CASES:
         labels[case.functionality].add(case.harmful)

@@ -183,11 +183,10 @@ async def test_waiting_requests_are_served_by_lowest_priority_first():
             await model.reply(with_priority(priority), within_s=60)
             done.append(priority)
 
-        await server._room.acquire(0)
-        tasks = [asyncio.create_task(ask(priority)) for priority in (100, 99, 100, -2, 0)]
-        while server.stats.waiting < len(tasks):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        server._room.release()
+        async with server._slot(0):
+            tasks = [asyncio.create_task(ask(priority)) for priority in (100, 99, 100, -2, 0)]
+            while server.stats.waiting < len(tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         await asyncio.gather(*tasks)
         sent = [request.get("priority") for request in server.requests]
     assert sorted(sent, key=str) == [-2, 100, 100, 99, None]
