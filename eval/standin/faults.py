@@ -7,6 +7,7 @@ A fault is written ``KIND[:SECONDS][@RATE]``, for example ``503``, ``429:2`` (wi
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Kind(StrEnum):
     """A finish reason that the API does not name, as vLLM has when it shuts down."""
 
 
+_WRITTEN = re.compile(r"(?P<kind>[1-9]\d\d|[a-z_]+)(:(?P<seconds>[\d.]+))?(@(?P<rate>[\d.]+))?")
 _SECONDS = {Kind.SLOW: 1.0, Kind.DRIP: 0.05}
 
 
@@ -68,21 +70,15 @@ class InjectedFault:
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
         """Parses a fault. Raises ValueError if the text is not a valid fault."""
-        what, _, rate = text.strip().partition("@")
-        name, _, seconds = what.partition(":")
-        kind = Kind.STATUS if name.isdigit() else Kind(name)
+        found = _WRITTEN.fullmatch(text.strip())
         # The word `status` is a value of Kind too, but gives no status code.
-        if kind is Kind.STATUS and not name.isdigit():
-            raise ValueError("a status is written as its number")
-        fault = cls(
-            kind=kind,
-            status=int(name) if kind is Kind.STATUS else 0,
-            seconds=float(seconds) if seconds else _SECONDS.get(kind, 0.0),
-            rate=float(rate) if rate else 1.0,
-        )
-        if not 0 <= fault.rate <= 1 or fault.seconds < 0:
-            raise ValueError("a rate is within [0, 1], and seconds are not negative")
-        return fault
+        if found is None or found["kind"] == Kind.STATUS or float(found["rate"] or 0) > 1:
+            raise ValueError(
+                "a fault is written KIND[:SECONDS][@RATE], with a rate within [0, 1]; a status is a number"
+            )
+        status = int(found["kind"]) if found["kind"].isdigit() else 0
+        kind = Kind.STATUS if status else Kind(found["kind"])
+        return cls(kind, status, float(found["seconds"] or _SECONDS.get(kind, 0.0)), float(found["rate"] or 1))
 
 
 OK = InjectedFault(Kind.OK)

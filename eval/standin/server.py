@@ -371,7 +371,7 @@ def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
     (choice,) = body["choices"]
     content = choice["message"]["content"] or ""
 
-    def said(content: str | None, finish: str = choice["finish_reason"], **more: str) -> dict[str, Any]:
+    def reply(content: str | None, finish: str = choice["finish_reason"], **more: str) -> dict[str, Any]:
         message = {**choice["message"], "content": content, **more}
         return {"choices": [{**choice, "message": message, "finish_reason": finish}]}
 
@@ -379,12 +379,12 @@ def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
         Kind.WRONG_SHAPE: {"choices": {"text": 7}, "usage": "many"},
         Kind.NO_CHOICES: {"choices": []},
         Kind.DUPLICATE: {"choices": [choice, {**choice, "index": 1}]},
-        Kind.WRONG_SCHEMA: said('{"unexpected":[1,2,3]}'),
-        Kind.TRUNCATED: said(content[: len(content) // 2], "length"),
-        Kind.EMPTY: said(""),
-        Kind.REFUSAL: said(None, refusal="I can't help with that."),
-        Kind.FILTER: said(None, "content_filter"),
-        Kind.ABORT: said(content, "abort"),
+        Kind.WRONG_SCHEMA: reply('{"unexpected":[1,2,3]}'),
+        Kind.TRUNCATED: reply(content[: len(content) // 2], "length"),
+        Kind.EMPTY: reply(""),
+        Kind.REFUSAL: reply(None, refusal="I can't help with that."),
+        Kind.FILTER: reply(None, "content_filter"),
+        Kind.ABORT: reply(content, "abort"),
     }
     return {**body, **changes.get(fault.kind, {})}
 

@@ -163,7 +163,7 @@ def make(
         )
         if content is not None:
             contents[named.image] = content
-    _write(root, layout, memes, contents, size, progress)
+    _write(root, layout, memes, contents=contents, size=size, progress=progress)
     about = {
         "made_by": "memecourt-eval synthetic",
         "dataset": dataset.id,
@@ -278,6 +278,7 @@ def _write(
     root: Path,
     layout: Layout,
     memes: Sequence[SyntheticMeme],
+    *,
     contents: Mapping[str, bytes],
     size: tuple[int, int],
     progress: Callable[[int, int], None],

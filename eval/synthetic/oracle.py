@@ -235,7 +235,7 @@ def expected(
     elif argued and described:
         aids |= {"arguments"}
     late = argued and captioner and not stance_from_start
-    return judge(JudgeInput(text, badge, badge if described else None, aids, late), ability)
+    return judge(JudgeInput(text, badge, named=badge if described else None, aids=aids, late=late), ability)
 
 
 def rounds_of(
