@@ -20,7 +20,7 @@ from eval.commands.options import (
 from eval.datasets.items import Protocol
 from eval.reports.sections import Section
 from eval.runs.results import Results, read_results
-from eval.scores.compare import Comparison, compare, signed_interval
+from eval.scores.compare import Comparison, compare
 from eval.scores.measure import SURE, figure, holm
 from eval.scores.metrics import task_card
 from eval.studies.arms import ModelOf, Study, arms_named, run_study
@@ -139,7 +139,7 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
     rows: list[tuple[str, ...]] = [head]
     for number, (arm, one) in enumerate(compared):
         calls = _calls(arm)
-        differences = [signed_interval(one.differences[name]) for name in ("accuracy", "macro-f1")]
+        differences = [figure(one.differences[name], "+.3f") for name in ("accuracy", "macro-f1")]
         against = (*differences, f"{one.mcnemar_p:.3g}") if number else ("", "", "")
         counts = (f"{calls[name]:,}" for name in ("calls", "stored", "made"))
         rows.append((arm.name, figure(one.a["accuracy"]), figure(one.a["macro-f1"]), *against, *counts))

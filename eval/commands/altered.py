@@ -13,8 +13,7 @@ from eval.runs.controls import swapped_groups
 from eval.runs.results import Results, read_runs
 from eval.scores.altered import FlipRate, group_gaps
 from eval.scores.altered import stability as measured
-from eval.scores.compare import signed_interval
-from eval.scores.measure import NOTHING, SURE, figure
+from eval.scores.measure import SURE, figure
 from eval.studies.arms import FULL_ARM, UNCHANGING
 from serving.cli.common import PATH
 
@@ -72,17 +71,11 @@ def counterfactual(study: Path) -> Shown:
     base, arms = _arms(study, lambda run: run.manifest is not None and swapped_groups(run.manifest.control) is not None)
     gaps = group_gaps(base, arms)
     head = ("groups", "memes", "found harmful, difference", "p", "score, difference", "p")
-    rows = [
-        (
-            f"{gap.one} less {gap.other}",
-            f"{gap.n:,}",
-            signed_interval(gap.labels),
-            f"{gap.p_labels:.3g}",
-            signed_interval(gap.scores) if gap.scores else NOTHING,
-            NOTHING if gap.p_scores is None else f"{gap.p_scores:.3g}",
-        )
-        for gap in gaps
-    ]
+    rows = []
+    for gap in gaps:
+        labels = (figure(gap.labels, "+.3f"), figure(gap.p_labels, ".3g"))
+        scores = (figure(gap.scores, "+.3f"), figure(gap.p_scores, ".3g"))
+        rows.append((f"{gap.one} less {gap.other}", f"{gap.n:,}", *labels, *scores))
     title, tests = "The same memes, another group", [p for gap in gaps for p in (gap.p_labels, gap.p_scores)]
     beyond = sum(p is not None and p < SURE for p in tests)
     lead = [f"{beyond} of {len(tests) - tests.count(None)} differences are beyond chance (p < {SURE})."]

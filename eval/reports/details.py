@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import fmean, median
 
@@ -16,7 +16,7 @@ from eval.reports import figures
 from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
 from eval.reports.tasks import Group, Report, RunView
-from eval.runs.results import Judged, RunFolder
+from eval.runs.results import RunFolder
 from eval.scores.courses import rounds_of
 from eval.scores.means import share_of
 from eval.scores.measure import NOTHING, figure
@@ -35,47 +35,44 @@ class WrongVerdict:
     prediction: Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class WrongMeme:
-    """A meme that at least one run judged wrong."""
+@dataclass(slots=True)
+class MemeVerdicts:
+    """The verdicts of runs on a meme."""
 
     meme: JudgedMeme
-    verdicts: tuple[WrongVerdict, ...]
-    right: tuple[RunView, ...]
+    wrong: list[WrongVerdict] = field(default_factory=list)
+    right: list[tuple[RunView, Prediction]] = field(default_factory=list)
 
     @property
     def worst(self) -> VerdictFault:
         """Worst fault, which decides where the meme is listed."""
-        return min(verdict.fault for verdict in self.verdicts)
+        return min(verdict.fault for verdict in self.wrong)
 
     @property
     def surest(self) -> tuple[int, float]:
         """Sort key: the worst fault of any run, then the confidence of that verdict."""
-        scores = (one.prediction.score for one in self.verdicts if one.fault is self.worst)
+        scores = (one.prediction.score for one in self.wrong if one.fault is self.worst)
         # Those without a score come last within their kind.
         return self.worst, -max((abs(score - 0.5) for score in scores if score is not None), default=-1.0)
 
 
-def wrong_memes(runs: Sequence[RunView]) -> list[WrongMeme]:
-    """The memes that runs judged wrong, the surest and worst first."""
-    verdicts: dict[str, list[WrongVerdict]] = {}
-    memes: dict[str, JudgedMeme] = {}
-    right: dict[str, list[RunView]] = {}
+def memes_by_verdict(runs: Sequence[RunView]) -> tuple[list[MemeVerdicts], list[MemeVerdicts]]:
+    """The memes that a run judged wrong, the surest and worst first, and those that none did."""
+    memes: dict[str, MemeVerdicts] = {}
     for run in runs:
         for fault, one in faults_of(run.results):
-            memes.setdefault(one.meme.id, one.meme)
-            verdicts.setdefault(one.meme.id, []).append(WrongVerdict(run, fault, one.prediction))
-        for one in run.results.tried:
-            # `is`, not `==`: an undecided verdict is None, which is never right.
-            if one.prediction.outcome.harmful is one.meme.harmful:
-                right.setdefault(one.meme.id, []).append(run)
-    found = (WrongMeme(meme, tuple(verdicts[id_]), tuple(right.get(id_, ()))) for id_, meme in memes.items())
-    return sorted(found, key=lambda one: one.surest)
+            found = memes.setdefault(one.meme.id, MemeVerdicts(one.meme))
+            if fault is None:
+                found.right.append((run, one.prediction))
+            else:
+                found.wrong.append(WrongVerdict(run, fault, one.prediction))
+    wrong = sorted((one for one in memes.values() if one.wrong), key=lambda one: one.surest)
+    return wrong, [one for one in memes.values() if not one.wrong]
 
 
 def faults_sections(report: Report) -> list[Section]:
     """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
-    return [_counted(report, group, wrong_memes(group.runs)) for group in _tried(report)]
+    return [_counted(report, group, memes_by_verdict(group.runs)[0]) for group in _tried(report)]
 
 
 def _tried(report: Report) -> list[Group]:
@@ -83,7 +80,7 @@ def _tried(report: Report) -> list[Group]:
     return [group for group in report.groups if group.runs[0].results.question is None]
 
 
-def _counted(report: Report, group: Group, wrong: Sequence[WrongMeme]) -> Section:
+def _counted(report: Report, group: Group, wrong: Sequence[MemeVerdicts]) -> Section:
     """Numbers of memes by the worst fault of any run on them."""
     counts = Counter(one.worst for one in wrong)
     parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
@@ -97,14 +94,14 @@ def details_sections(report: Report, *, page: bool = False, pictures: bool = Tru
     sections = [Section("runs", "Runs", detail=True)]
     sections += [section for group in _tried(report) for run in group.runs for section in _run(run, page=page)]
     for group in _tried(report):
-        wrong = wrong_memes(group.runs)
+        wrong, right = memes_by_verdict(group.runs)
         counted = _counted(report, group, wrong)
         if not wrong:
             sections.append(counted)
             continue
         records = {run.key: _records_of(run, pictures=page and pictures) for run in group.runs}
         if page:
-            sections.append(_entries(group, wrong, records, counted))
+            sections.append(_entries(group, wrong, right, records=records, counted=counted))
         else:
             listed = f"{counted.title}, the surest first"
             rows = _wrong_rows(wrong, records)
@@ -116,7 +113,9 @@ def _records_of(run: RunView, *, pictures: bool) -> Records:
     if run.results.root is None:
         return Records(missing="There are no records: these are predictions from elsewhere.")
     # Only records of wrong verdicts are shown, and a record is large.
-    trials = [one.prediction.trial for _, one in faults_of(run.results) if one.prediction.trial]
+    trials = [
+        one.prediction.trial for fault, one in faults_of(run.results) if fault is not None and one.prediction.trial
+    ]
     return asyncio.run(read_records(run.results.root, trials, pictures=pictures))
 
 
@@ -226,10 +225,10 @@ def _rationale(prediction: Prediction, records: Records) -> str:
     return record.failure.message if record.failure else ""
 
 
-def _wrong_rows(wrong: Sequence[WrongMeme], records: Mapping[str, Records]) -> Rows:
+def _wrong_rows(wrong: Sequence[MemeVerdicts], records: Mapping[str, Records]) -> Rows:
     rows: list[tuple[str, ...]] = [("meme", "gold", "run", "said", "score", "vote", "rounds", "rationale")]
     for one in wrong:
-        for each in one.verdicts:
+        for each in one.wrong:
             prediction, why = each.prediction, _rationale(each.prediction, records[each.run.key])
             shown = (figure(prediction.score), figure(prediction.vote), _rounds_words(prediction) or NOTHING)
             excerpt = why if len(why) <= _EXCERPT else f"{why[: _EXCERPT - 1]}…"
@@ -237,7 +236,14 @@ def _wrong_rows(wrong: Sequence[WrongMeme], records: Mapping[str, Records]) -> R
     return tuple(rows)
 
 
-def _entries(group: Group, wrong: Sequence[WrongMeme], records: Mapping[str, Records], counted: Section) -> Section:
+def _entries(
+    group: Group,
+    wrong: Sequence[MemeVerdicts],
+    right: Sequence[MemeVerdicts],
+    *,
+    records: Mapping[str, Records],
+    counted: Section,
+) -> Section:
     """All memes on a page: the wrong ones with pictures and records, then the others."""
     faults = ((str(fault.value), fault.title.lower()) for fault in VerdictFault)
     of_runs = [Filter("Run", tuple((run.key, run.label) for run in group.runs))] if len(group.runs) > 1 else []
@@ -249,61 +255,46 @@ def _entries(group: Group, wrong: Sequence[WrongMeme], records: Mapping[str, Rec
         counted,
         title=counted.title.replace("Wrong verdicts", "Memes"),
         lead=(*counted.lead, hidden),
-        entries=(
-            *(_wrong_entry(f"{counted.key}-{number}", one, group, records) for number, one in enumerate(wrong, 1)),
-            *_right_entries(group, {one.meme.id for one in wrong}),
+        entries=tuple(
+            replace(_entry(one, records, several=bool(of_runs)), key=f"{group.key}-{kind}-{number}")
+            for kind, memes in (("wrong", wrong), ("right", right))
+            for number, one in enumerate(memes, 1)
         ),
         filters=(Filter("Verdict", (*faults, ("right", "right"))), *of_runs),
     )
 
 
-def _wrong_entry(key: str, wrong: WrongMeme, group: Group, records: Mapping[str, Records]) -> MemeEntry:
-    several = len(group.runs) > 1
-    facts = [f"gold {_gold_words(wrong.meme)}"]
-    if wrong.meme.targets:
-        facts.append(f"at {', '.join(wrong.meme.targets)}")
-    if several:
-        facts.append(f"wrong in {len(wrong.verdicts)} of {len(wrong.verdicts) + len(wrong.right)} runs")
-    if wrong.right:
-        facts.append(f"right: {', '.join(run.label for run in wrong.right)}")
-    surely = wrong.worst in (VerdictFault.MISSED, VerdictFault.FALSE_ALARM)
-    shown = (records[one.run.key].pictures_of(one.prediction.trial) for one in wrong.verdicts)
+def _entry(of: MemeVerdicts, records: Mapping[str, Records], *, several: bool) -> MemeEntry:
+    """A meme on a page, with the records of its wrong verdicts."""
+    meme, first = of.meme, of.wrong[0].prediction if of.wrong else of.right[0][1]
+    facts, tag = [f"gold {_gold_words(meme)}", f"score {figure(first.score)}"], ("good", "Right")
+    if of.wrong:
+        surely = of.worst in (VerdictFault.MISSED, VerdictFault.FALSE_ALARM)
+        tag = ("bad" if surely else "doubt", of.worst.title)
+        # Scores stand at each statement.
+        facts = [
+            facts[0],
+            f"at {', '.join(meme.targets)}" if meme.targets else "",
+            f"wrong in {len(of.wrong)} of {len(of.wrong) + len(of.right)} runs" if several else "",
+            f"right: {', '.join(run.label for run, _ in of.right)}" if of.right else "",
+        ]
+    shown = (records[one.run.key].pictures_of(one.prediction.trial) for one in of.wrong)
     return MemeEntry(
-        key=key,
-        meme=wrong.meme.id,
+        key="",
+        meme=meme.id,
         filters=(
-            *(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),
-            *(f"right:{run.key}" for run in wrong.right),
+            *(f"{one.fault.value}:{one.run.key}" for one in of.wrong),
+            *(f"right:{run.key}" for run, _ in of.right),
         ),
-        score=wrong.verdicts[0].prediction.score,
-        tags=(("bad" if surely else "doubt", wrong.worst.title),),
-        facts=tuple(facts),
+        score=first.score,
+        tags=(tag,),
+        facts=tuple(filter(None, facts)),
         pictures=next(filter(None, shown), ()),
-        texts=(("text", wrong.meme.text),),
+        texts=(("text", meme.text),),
         statements=tuple(
-            _statement(one.prediction, records[one.run.key], one.run.label if several else "") for one in wrong.verdicts
+            _statement(one.prediction, records[one.run.key], one.run.label if several else "") for one in of.wrong
         ),
     )
-
-
-def _right_entries(group: Group, wrong: set[str]) -> Iterator[MemeEntry]:
-    """Memes that no run judged wrong, without pictures and records."""
-    right: dict[str, list[tuple[RunView, Judged]]] = {}
-    for run in group.runs:
-        for one in run.results.tried:
-            if one.meme.id not in wrong:
-                right.setdefault(one.meme.id, []).append((run, one))
-    for number, (id_, judged) in enumerate(right.items(), 1):
-        meme, prediction = judged[0][1].meme, judged[0][1].prediction
-        yield MemeEntry(
-            key=f"{group.key}-right-{number}",
-            meme=id_,
-            filters=tuple(f"right:{run.key}" for run, _ in judged),
-            tags=(("good", "Right"),),
-            facts=(f"gold {_gold_words(meme)}", f"score {figure(prediction.score)}"),
-            texts=(("text", meme.text),),
-            score=prediction.score,
-        )
 
 
 def _statement(prediction: Prediction, records: Records, run: str) -> Statement:

@@ -144,33 +144,23 @@ def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 def as_markdown(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
     """The sections as Markdown; untrusted text is escaped, so that it can't break tables."""
-    return "\n".join(_markdown(title, lead, sections)).rstrip() + "\n"
-
-
-def _markdown(title: str, lead: Sequence[str], sections: Sequence[Section]) -> Iterator[str]:
-    yield from (f"# {escaped(title)}", "")
-    yield from _paragraphs(lead)
+    lines = [f"# {escaped(title)}", "", *_paragraphs(lead)]
     for section in sections:
-        yield from (f"{'#' * section.level} {escaped(section.title)}", "")
-        yield from _paragraphs((*section.lead, *([section.caption] if section.caption else [])))
+        lines += [f"{'#' * section.level} {escaped(section.title)}", ""]
+        lines += _paragraphs((*section.lead, *([section.caption] if section.caption else [])))
         if section.rows:
-            head, *others = section.rows
-            yield _markdown_row(head)
+            head, *others = (f"| {' | '.join(map(escaped, row))} |" for row in section.rows)
             # Right-aligns numbers; the first column has names.
-            yield f"|{'|'.join('---' if place == 0 or section.words else '--:' for place in range(len(head)))}|"
-            yield from map(_markdown_row, others)
-            yield ""
+            marks = ("---" if place == 0 or section.words else "--:" for place in range(len(section.rows[0])))
+            lines += [head, f"|{'|'.join(marks)}|", *others, ""]
         if section.notes:
-            yield from (*(f"- {escaped(note)}" for note in section.notes), "")
+            lines += [*(f"- {escaped(note)}" for note in section.notes), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _paragraphs(sentences: Iterable[str]) -> Iterator[str]:
     for sentence in sentences:
         yield from (escaped(sentence), "")
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
 
 
 def escaped(text: str) -> str:
@@ -216,34 +206,36 @@ def as_page(
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
+    from markupsafe import Markup
+
     from serving.export.trial_file import style_sheet
     from serving.views.text import environment
 
-    own = environment("eval.reports")
-    own.filters.update(plain=plain, data_uri=_data_uri)
     templates = files("eval.reports") / "templates"
-    style, script = (
-        style_sheet() + (templates / "page.css").read_text("utf-8"),
-        (templates / "page.js").read_text("utf-8"),
+    own = {
+        "style": style_sheet() + (templates / "page.css").read_text("utf-8"),
+        "script": (templates / "page.js").read_text("utf-8"),
+    }
+    # They are put into the page unescaped, where an end tag within them would turn the rest into markup.
+    if any("</" in text for text in own.values()):
+        raise ValueError("style and script of the page may not hold what ends them")
+    # A browser hashes an element's exact content, so the template must not add white space around it.
+    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in own.items()}
+    pages = environment("eval.reports")
+    pages.filters.update(plain=plain, data_uri=_data_uri)
+    shown = pages.get_template("page.html").render(
+        title=title,
+        lead=lead,
+        # A page has no empty boxes: what there is none of is told in a terminal and in Markdown.
+        sections=[one for one in sections if one.rows or not one.detail or one.level == 2],
+        command=command,
+        links=links,
+        nothing=NOTHING,
+        course=_course,
+        **{name: Markup(text) for name, text in own.items()},
+        **{f"{name}_digest": f"'sha256-{text}'" for name, text in hashes.items()},
     )
-    return (
-        own.get_template("page.html")
-        .render(
-            title=title,
-            lead=lead,
-            # A page has no empty boxes: what there is none of is told in a terminal and in Markdown.
-            sections=[one for one in sections if one.rows or not one.detail or one.level == 2],
-            command=command,
-            links=links,
-            nothing=NOTHING,
-            course=_course,
-            style=_own(style),
-            script=_own(script),
-            style_digest=_digest(style),
-            script_digest=_digest(script),
-        )
-        .lstrip()
-    )
+    return shown.lstrip()
 
 
 def _data_uri(jpeg: bytes) -> str:
@@ -256,22 +248,6 @@ def _course(record: TrialRecord, pictures: Mapping[str, bytes]) -> Any:
     # The page blurs them until the meme's entry is shown.
     figures = {id_: {"veiled": _data_uri(jpeg), "sharp": "", "another": False} for id_, jpeg in pictures.items()}
     return course_of(record, figures)
-
-
-def _own(text: str) -> Any:
-    """Our own style or script, unchanged."""
-    from markupsafe import Markup
-
-    # It is put into the page unescaped, where an end tag within it would turn the rest into markup.
-    if "</" in text:
-        raise ValueError("style and script of the page may not hold what ends them")
-    return Markup(text)
-
-
-def _digest(text: str) -> str:
-    """Hash of a style or script for the page's security policy."""
-    # A browser hashes the element's exact content, so the template must not add white space around it.
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:

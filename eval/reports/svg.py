@@ -37,22 +37,10 @@ TIP = "tip:"
 """Beginning of a group id (matplotlib's gid) that holds the words to show over it."""
 _SCALE = 1.3
 """Pixels of the page per point of a figure."""
-_COPIED_PROPERTIES = frozenset(
-    {
-        "fill",
-        "stroke",
-        "fill-opacity",
-        "stroke-opacity",
-        "opacity",
-        "stroke-width",
-        "stroke-dasharray",
-        "stroke-dashoffset",
-        "stroke-linecap",
-        "stroke-linejoin",
-        "stroke-miterlimit",
-        "text-anchor",
-    }
+_COPIED = re.compile(
+    r"fill|stroke|(fill-|stroke-)?opacity|stroke-(width|dasharray|dashoffset|linecap|linejoin|miterlimit)|text-anchor"
 )
+"""Properties of a style that become attributes."""
 
 
 @contextmanager
@@ -104,22 +92,19 @@ def themed(figure: Figure, name: str, label: str) -> str:
     figure.savefig(out, format="svg", metadata={"Date": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
-    root = ElementTree.fromstring(out.getvalue())
+    # Ids, and what refers to them, become unique within the page.
+    prefixed = re.sub(r' id="|href="#|url\(#', lambda found: f"{found[0]}{name}-", out.getvalue().decode())
+    root = ElementTree.fromstring(prefixed)
     for parent in root.iter():
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
-    # Before anything is renamed. Colours match too; at worst, an unused id is kept.
-    used = set(
-        re.findall(r"#([\w-]+)", " ".join(value for element in root.iter() for value in element.attrib.values()))
-    )
     for element in list(root.iter()):
         _unstyle(element)
-        if (own := element.get("id", "")).startswith(TIP):
+        if element.get("id", "").startswith(f"{name}-{TIP}"):
             tip = ElementTree.Element(f"{{{_SVG}}}title")
-            tip.text = own.removeprefix(TIP)
+            tip.text = element.attrib.pop("id").removeprefix(f"{name}-{TIP}")
             element.insert(0, tip)
-        _rename(element, name, used)
     # The height follows from width and viewBox.
     for size in ("height", "version"):
         root.attrib.pop(size, None)
@@ -139,7 +124,7 @@ def _unstyle(element: ElementTree.Element) -> None:
     for declaration in filter(None, (part.strip() for part in style.split(";"))):
         prop, _, value = (part.strip() for part in declaration.partition(":"))
         # As attributes: the page's security policy allows styles in no element.
-        if prop in _COPIED_PROPERTIES:
+        if _COPIED.fullmatch(prop):
             element.set(prop, value)
         elif prop in ("font", "font-size") and (size := re.search(r"([\d.]+)px", value)):
             element.set("font-size", size[1])
@@ -151,18 +136,3 @@ def _unstyle(element: ElementTree.Element) -> None:
             classes.append(f"{prop}-{ink}")
     if classes:
         element.set("class", " ".join(classes))
-
-
-def _rename(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    """Makes ids that are referenced unique within the page, and removes all others."""
-    own = element.get("id")
-    if own is not None:
-        if own in used:
-            element.set("id", f"{name}-{own}")
-        else:
-            del element.attrib["id"]
-    for attribute, value in list(element.attrib.items()):
-        if value.startswith("#") and value[1:] in used:
-            element.set(attribute, f"#{name}-{value[1:]}")
-        elif value.startswith("url(#"):
-            element.set(attribute, f"url(#{name}-{value[5:]}")

@@ -178,7 +178,9 @@ def _group(key: str, runs: Sequence[RunView], resamples: int, seed: int) -> Grou
             name = f"{key}-{protocol or re.sub(r'[^a-z0-9]+', '-', rows[0][1].task.lower())}"
             tables.append(Table(name, tuple(rows), compared, tuple(_remarks(rows, compared))))
     card = card_of_results(first)
-    return Group(key, first.dataset, first.split, card, tuple(runs), tuple(tables), tuple(unscored))
+    return Group(
+        key, first.dataset, first.split, card, runs=tuple(runs), tables=tuple(tables), unscored=tuple(unscored)
+    )
 
 
 def _comparisons(runs: Sequence[RunView], protocol: Protocol | None, resamples: int, seed: int) -> Iterator[Comparison]:

@@ -190,6 +190,7 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
     p_scores = [float(wilcoxon(d).pvalue) if np.any(d := [gap for _, gap in each]) else 1.0 for each in by_score]
     # Labels and scores of all pairs are one family of tests.
     corrected = holm([*p_labels, *p_scores])
+    ps = zip(corrected[: len(pairs)], corrected[len(pairs) :], strict=True)
     return tuple(
         GroupGap(
             *pair,
@@ -199,7 +200,5 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
             scores=mean_of(scores, resamples),
             p_scores=p_score if scores else None,
         )
-        for pair, labels, scores, p_label, p_score in zip(
-            pairs, by_label, by_score, corrected[: len(pairs)], corrected[len(pairs) :], strict=True
-        )
+        for pair, labels, scores, (p_label, p_score) in zip(pairs, by_label, by_score, ps, strict=True)
     )

@@ -187,7 +187,7 @@ def in_words(comparison: Comparison) -> list[str]:
         f"{a} is right on {_memes(comparison.only_a_right)} that {b} gets wrong, {b} on {comparison.only_b_right:,} "
         f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}."
     )
-    differences = [f"{signed_interval(figure)} in {name}" for name, figure in comparison.differences.items()]
+    differences = [f"{figure(value, '+.3f')} in {name}" for name, value in comparison.differences.items()]
     if differences:
         sentences.append(f"The difference ({a} less {b}) is {', '.join(differences)}.")
     if comparison.sure:
@@ -206,8 +206,3 @@ def in_words(comparison: Comparison) -> list[str]:
 
 def _memes(count: int) -> str:
     return f"{count:,} meme" if count == 1 else f"{count:,} memes"
-
-
-def signed_interval(figure: Figure) -> str:
-    """A difference with its sign and its interval: ``+0.012 [-0.020, +0.044]``."""
-    return f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]"

@@ -46,31 +46,23 @@ def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
     return int(memes.sum()) if groups is None else len(np.unique(groups[memes]))
 
 
-def draw_weights(
-    groups: NDArray[np.int64] | None, memes: int, resamples: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def weights_of(groups: Ints | None, memes: int, *, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Floats]:
     """Draws the number of times that each meme occurs when memes or whole groups are drawn with replacement.
+
+    Yields all resamples in parts, float64 of shape (resamples of the part, memes).
 
     Args:
         groups: int64 of shape (memes,), number of each meme's group, from 0; None if each meme is its own group.
-
-    Returns:
-        float64 of shape (resamples, memes).
     """
-    units = memes if groups is None else int(groups.max()) + 1
-    drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
-    # A meme occurs as often as its group.
-    return (counts if groups is None else counts[:, groups]).astype(np.float64)
-
-
-def weights_of(groups: Ints | None, memes: int, *, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Floats]:
-    """Draws all resamples, in parts of float64 of shape (resamples of the part, memes)."""
-    rng = np.random.default_rng(seed)
+    rng, units = np.random.default_rng(seed), memes if groups is None else int(groups.max()) + 1
     # At least one resample at a time, even if a single one exceeds the bound.
     step = max(1, _AT_ONCE // memes)
     for start in range(0, resamples, step):
-        yield draw_weights(groups, memes, min(step, resamples - start), rng)
+        n = min(step, resamples - start)
+        drawn = rng.integers(0, units, (n, units)) + units * np.arange(n)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=n * units).reshape(n, units)
+        # A meme occurs as often as its group.
+        yield (counts if groups is None else counts[:, groups]).astype(np.float64)
 
 
 def interval(resampled: Floats) -> tuple[float, float]:

@@ -148,14 +148,17 @@ class VerdictFault(IntEnum):
         return ("Harmful, said not harmful", "Not harmful, said harmful", "Undecided", "Failed")[self]
 
 
-def faults_of(results: Results) -> Iterator[tuple[VerdictFault, Judged]]:
-    """Every wrong verdict of a run, under any of its protocols, in the order of the split."""
+def faults_of(results: Results) -> Iterator[tuple[VerdictFault | None, Judged]]:
+    """The verdicts of a run that any of its protocols scores, in the order of the split; None for a right one."""
     for one in results.tried:
         harmful, outcome = one.meme.harmful, one.prediction.outcome
         # A meme that every protocol drops has no gold class to compare with.
-        if outcome.harmful is harmful or all(one.meme.gold(protocol) is None for protocol in results.protocols):
+        if all(one.meme.gold(protocol) is None for protocol in results.protocols):
             continue
-        if outcome.harmful is not None:
+        # `is`, not `==`: an undecided verdict is None, which is never right.
+        if outcome.harmful is harmful:
+            yield None, one
+        elif outcome.harmful is not None:
             yield VerdictFault.MISSED if harmful else VerdictFault.FALSE_ALARM, one
         else:
             yield VerdictFault.UNDECIDED if outcome is Outcome.UNDECIDED else VerdictFault.FAILED, one

@@ -157,7 +157,9 @@ def subgroup_tables(
     members = {
         name: np.array([name in names for names in of_meme], dtype=np.bool_) for name in frozenset().union(*of_meme)
     }
-    tables = [_groups(members, arrays.answered, gold, predicted, covered) for _, gold, predicted, covered in parts]
+    tables = [
+        _groups(members, arrays.answered, gold, predicted, shares=covered) for _, gold, predicted, covered in parts
+    ]
     shares = [share for table in tables for group in table for share in group.shares.values()]
     tested = [(share, share.p) for share in shares if share.p is not None]
     for (share, _), corrected in zip(tested, holm([p for _, p in tested]), strict=True):
@@ -170,7 +172,7 @@ def subgroup_tables(
 
 
 def _groups(
-    members: Mapping[str, Bools], answered: Bools, gold: Bools, predicted: Bools, shares: Sequence[str]
+    members: Mapping[str, Bools], answered: Bools, gold: Bools, predicted: Bools, *, shares: Sequence[str]
 ) -> list[Subgroup]:
     """Groups before p-values are corrected, the largest first; arrays are of shape (memes,), of members by group.
 

@@ -22,7 +22,7 @@ from eval.cli import cli
 from eval.datasets.items import Outcome, Prediction, Protocol
 from eval.datasets.known import find_card
 from eval.reports import figures
-from eval.reports.details import wrong_memes
+from eval.reports.details import memes_by_verdict
 from eval.reports.records import read_records
 from eval.reports.tasks import gather, sections_of
 from eval.runs.results import DOCKET, read_results, runs_below
@@ -48,7 +48,7 @@ def report_on(*roots):
 
 def wrong_in(*roots):
     (group,) = report_on(*roots).groups
-    return wrong_memes(group.runs)
+    return memes_by_verdict(group.runs)[0]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,10 @@ def test_memes_dropped_by_the_protocol_are_not_listed_as_wrong(tmp_path):
         ReportedMeme("c", NOT, "harmless"),
     ]
     extreme = write_report_run(tmp_path / "extreme", predictions, protocols=(Protocol.EXTREME,))
-    assert wrong_in(extreme) == [] and len(wrong_in(write_report_run(tmp_path / "both", predictions))) == 1
+    (group,) = report_on(extreme).groups
+    wrong, right = memes_by_verdict(group.runs)
+    assert wrong == [] and [one.meme.id for one in right] == ["b", "c"], "a dropped meme is in neither"
+    assert len(wrong_in(write_report_run(tmp_path / "both", predictions))) == 1
 
 
 def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
@@ -140,9 +143,9 @@ def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
         tmp_path / "b", [ReportedMeme("x", VERY, "harmless"), ReportedMeme("y", NOT, "harmful")], name="second"
     )
     by_id = {wrong.meme.id: wrong for wrong in wrong_in(first, second)}
-    assert [verdict.run.label for verdict in by_id["x"].verdicts] == ["first", "second"]
-    assert [verdict.run.label for verdict in by_id["y"].verdicts] == ["second"]
-    assert [run.label for run in by_id["y"].right] == ["first"]
+    assert [verdict.run.label for verdict in by_id["x"].wrong] == ["first", "second"]
+    assert [verdict.run.label for verdict in by_id["y"].wrong] == ["second"]
+    assert [run.label for run, _ in by_id["y"].right] == ["first"]
 
 
 @pytest.mark.slow
@@ -303,7 +306,7 @@ def test_every_frame_of_an_animated_meme_is_shown(tmp_path):
 
 
 def test_record_shows_every_statement_of_the_trial(usual_run):
-    (verdict,) = wrong_in(usual_run)[0].verdicts
+    (verdict,) = wrong_in(usual_run)[0].wrong
     trial = verdict.prediction.trial
     record = asyncio.run(read_records(usual_run, [trial], pictures=False)).records[trial]
     shown_transcript = transcript(record)

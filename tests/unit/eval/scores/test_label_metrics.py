@@ -157,11 +157,11 @@ def test_weights_equal_repetition(multi):
 
 def test_groups_are_drawn_whole():
     groups = np.array([0, 0, 1, 2, 2, 2])
-    weights = measure.draw_weights(groups, 6, 500, np.random.default_rng(0))
+    (weights,) = measure.weights_of(groups, 6, resamples=500)
     assert (weights[:, 0] == weights[:, 1]).all() and (weights[:, 3] == weights[:, 5]).all()
     assert (weights[:, [0, 2, 3]].sum(axis=1) == 3).all()
     assert weights[:, 2].mean() == pytest.approx(1, abs=0.15)
-    alone = measure.draw_weights(None, 6, 500, np.random.default_rng(0))
+    (alone,) = measure.weights_of(None, 6, resamples=500)
     assert (alone.sum(axis=1) == 6).all() and alone.var(axis=0) == pytest.approx(5 / 6, abs=0.25)
 
 
