@@ -13,7 +13,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.commands.ablate import _compared, _shown
+from eval.commands.ablate import _shown, compared_with_first
 from eval.datasets.items import Prediction, Protocol
 from eval.reports.label_sections import annotators_section
 from eval.reports.sections import as_text
@@ -287,8 +287,8 @@ def arms(*odd, n=60):
 def test_ablation_names_the_arms_that_differ_after_correction():
     """Six memes of sixty give p = .031, insignificant as one test of four; twenty give .000002."""
     found = arms(6, 20, 0, 0)
-    by_protocol = {Protocol.PLAIN: _compared(found, Protocol.PLAIN, 0)}
-    shown = _shown(found[0], by_protocol)
+    by_protocol = {Protocol.PLAIN: compared_with_first(found, Protocol.PLAIN, 0)}
+    shown = _shown(found[0], by_protocol, 0)
     output = as_text(shown.lead, shown.sections)
     assert "These are 4 tests at 5 %" in output and "After Holm's correction for that many: c." in output
     rows = shown.figures["plain"]
