@@ -11,14 +11,14 @@ behind the speaker's model. Prompts are files next to the code that uses them, a
 
 import asyncio
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from court.deadline import Deadline, model_late, run_within
 from court.errors import CourtError, ReplyUnusable
@@ -29,7 +29,7 @@ from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, Odds
 from court.prompts import Fence, Prompt
 from court.replies import UnusableReply
 from court.roles import RoleModel, RoleReply, Speaker
-from eval.models.call_cache import CachedModel, CallCache, HitCounter
+from eval.models.call_cache import CachedModel, CallCache
 from serving.settings import Urls
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def speaker_without_deadline(model: RoleModel, fence: Fence, reply_chars: int = 
     return Speaker(model=model, fence=fence, deadline=Deadline(None, _PATIENCE_S), reply_chars=reply_chars, batch=True)
 
 
-_GRACE_S = 0.1  # a model keeps its own timeout; this much later it is cancelled
+_GRACE_S = 0.1
 
 
 class BudgetSpent(CourtError):
@@ -116,11 +116,13 @@ class Account:
     tokens_in: int = 0
     tokens_out: int = 0
 
-    def add(self, reply: ChatReply) -> None:
-        """Adds one call."""
-        self.calls += 1
-        self.tokens_in += reply.tokens_in
-        self.tokens_out += reply.tokens_out
+    def add(self, answer: object) -> None:
+        """Adds the call that a reply or odds took; nothing for odds that there are none of."""
+        reply = answer.reply if isinstance(answer, Odds) else answer
+        if isinstance(reply, ChatReply):
+            self.calls += 1
+            self.tokens_in += reply.tokens_in
+            self.tokens_out += reply.tokens_out
 
 
 class ModelSpec(BaseModel):
@@ -170,39 +172,41 @@ class Usage:
     failed: int = 0
 
 
-@dataclass(slots=True)
-class _Metered:
-    """A :class:`~court.ports.ChatModel` behind the cache: calls that reach it are really made, and paid for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeteredCalls(CachedModel):
+    """A model behind the cache that counts its calls, and those that are really made, and paid for.
 
     ``within_s`` of a call limits the wait for a slot; the timeout of the model itself is set here.
     """
 
-    inner: ChatModel
     spec: ModelSpec
     usage: Usage
     turn: asyncio.Semaphore
     served: Callable[[], AbstractAsyncContextManager[object]]
 
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        # The limit is checked inside: the calls that this one waited for have spent part of it.
-        async with self.turn, self.served():
-            self._within_limit()
-            call = self.inner.reply(request, within_s=self.spec.within_s)
-            reply = await run_within(call, self.spec.within_s + _GRACE_S, model_late)
-            self.usage.made.add(reply)
-            return reply
+        self.usage.repaired += request.call_id is not None and request.call_id.attempt > 1
+        try:
+            return await CachedModel.reply(self, request, within_s=within_s)
+        except CourtError as error:
+            # A call that was not made for lack of budget is not a failure of the model.
+            self.usage.failed += not isinstance(error, BudgetSpent)
+            raise
 
-    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        async with self.turn, self.served():
-            self._within_limit()
-            odds = await self.inner.odds(request, options, within_s=self.spec.within_s)
-            if odds is not None:
-                self.usage.made.add(odds.reply)
-            return odds
+    async def _once(self, key: str, ask: Callable[..., Awaitable[T]], within_s: float, kind: TypeAdapter[T]) -> T:
+        async def made(*, within_s: float) -> T:
+            # The limit is checked inside: the calls that this one waited for have spent part of it.
+            async with self.turn, self.served():
+                self._within_limit()
+                # A model keeps its own timeout; a moment later it is cancelled.
+                call = ask(within_s=self.spec.within_s)
+                answer = await run_within(call, self.spec.within_s + _GRACE_S, model_late)
+                self.usage.made.add(answer)
+                return answer
+
+        answer = await CachedModel._once(self, key, made, within_s, kind)
+        self.usage.all.add(answer)
+        return answer
 
     def _within_limit(self) -> None:
         made, most = self.usage.made.calls, self.spec.most_calls
@@ -212,35 +216,6 @@ class _Metered:
                 f"{self.name} has been asked for {made:,} calls now, and may be for {most:,}. What it said is kept: "
                 "raise most_calls and take the run up again."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _AccountedModel:
-    """A :class:`~court.ports.ChatModel` that records the usage of its replies, including those from the cache."""
-
-    inner: CachedModel
-    usage: Usage
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        self.usage.repaired += request.call_id is not None and request.call_id.attempt > 1
-        try:
-            reply = await self.inner.reply(request, within_s=within_s)
-        except CourtError as error:
-            # A call that was not made for lack of budget is not a failure of the model.
-            self.usage.failed += not isinstance(error, BudgetSpent)
-            raise
-        self.usage.all.add(reply)
-        return reply
-
-    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        odds = await self.inner.odds(request, options, within_s=within_s)
-        if odds is not None:
-            self.usage.all.add(odds.reply)
-        return odds
 
 
 class MeteredModel:
@@ -267,14 +242,13 @@ class MeteredModel:
         self.usage = Usage()
         self.store = store
         self._server = dict(server or {})
-        turn = asyncio.Semaphore(self.spec.concurrency)
-        self._metered = _Metered(inner=model, spec=self.spec, usage=self.usage, turn=turn, served=served)
-        self._run_seed = run_seed
+        self._inner, self._served, self._run_seed = model, served, run_seed
+        self._turn = asyncio.Semaphore(self.spec.concurrency)
 
     @property
     def model(self) -> str:
         """The model's own name."""
-        return self._metered.name
+        return self._inner.name
 
     def counts(self, account: Account | None = None) -> dict[str, Any]:
         """Returns the figures of an account, or of the calls that were made, and those of all replies."""
@@ -318,15 +292,23 @@ class MeteredModel:
             # Trials with a waiting user go first.
             priority=BATCH_PRIORITY,
         )
-        # A call may have to wait for a slot: only the model's own time is limited, by _Metered.
+        # A call may have to wait for a slot: only the model's own time is limited, by _MeteredCalls.
         return await self.as_chat_model(seed).reply(request, within_s=_PATIENCE_S)
 
     def as_chat_model(self, seed: int = 0) -> ChatModel:
         """Returns the model in the form that trials use, with the same cache, budget and usage."""
         # Combined into one number so that the draws of a run differ from those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
-        cached = CachedModel(inner=self._metered, store=self.store, server=self._server, seed=draw, hits=HitCounter())
-        return _AccountedModel(cached, self.usage)
+        return _MeteredCalls(
+            inner=self._inner,
+            store=self.store,
+            server=self._server,
+            seed=draw,
+            spec=self.spec,
+            usage=self.usage,
+            turn=self._turn,
+            served=self._served,
+        )
 
     async def say(
         self,
