@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
@@ -16,29 +14,25 @@ from eval.datasets.plain_table import ALL, PlainTable
 from eval.datasets.read import read_split, row_of
 from eval.session.engine import Progress
 from retrieval.audit.leakage import duplicate_numbers, embed_rows
-from retrieval.library.picture_import import ImportedPicture
 from retrieval.library.sources import Row
 from retrieval.open import load_encoder
 
 
-async def duplicate_groups(parts: Sequence[tuple[Sequence[Row], Path | None]], progress: Progress) -> list[int]:
-    """Number of each meme's group of near-duplicates, from 0 in the order of their first memes."""
-    rows, pictures, vectors = list[Row](), dict[int, ImportedPicture](), []
+async def _duplicate_groups(rows: Sequence[Row], folder: Path | None, progress: Progress) -> list[list[int]]:
+    """Indices of the rows in each group of near-duplicates, in the order of their first rows."""
     # The built-in one: the thresholds of leaks were measured with it.
     encoder, reader = await asyncio.to_thread(load_encoder), GuardedPictureReader()
     try:
-        for part, folder in parts:
-            with TemporaryDirectory() as scratch:
-                embedded, found = await embed_rows(
-                    part, folder, encoder=encoder, reader=reader, scratch=Path(scratch), tell=progress.step
-                )
-            pictures |= {len(rows) + index: picture for index, picture in embedded.items()}
-            rows += part
-            vectors.append(found)
+        with TemporaryDirectory() as scratch:
+            pictures, vectors = await embed_rows(
+                rows, folder, encoder=encoder, reader=reader, scratch=Path(scratch), tell=progress.step
+            )
+            groups: defaultdict[int, list[int]] = defaultdict(list)
+            for index, number in enumerate(duplicate_numbers(rows, pictures, vectors, encoder.identity.text_dim)):
+                groups[int(number)].append(index)
     finally:
         await reader.aclose()
-    numbers = duplicate_numbers(rows, pictures, np.concatenate(vectors), encoder.identity.text_dim)
-    return list(map(int, numbers))
+    return list(groups.values())
 
 
 async def with_test_share(table: PlainTable, share: float, seed: int, progress: Progress) -> DatasetCard:
@@ -52,12 +46,9 @@ async def with_test_share(table: PlainTable, share: float, seed: int, progress: 
     read = await asyncio.to_thread(read_split, table.card, table.data, ALL)
     rows = [row_of(meme) for meme in read.memes]
     progress.tell("Looking for near-duplicates, which stay in one split …")
-    groups: defaultdict[int, list[int]] = defaultdict(list)
-    for index, number in enumerate(await duplicate_groups([(rows, read.pictures)], progress)):
-        groups[number].append(index)
+    order = await _duplicate_groups(rows, read.pictures, progress)
     labels = [meme.source_label for meme in read.memes]
     wanted = {label: round(share * count) for label, count in Counter(labels).items()}
-    order = list(groups.values())
     random.Random(seed).shuffle(order)
     test: set[int] = set()
     for group in order:
@@ -68,7 +59,7 @@ async def with_test_share(table: PlainTable, share: float, seed: int, progress: 
             wanted = {label: count - counts[label] for label, count in wanted.items()}
     if len({labels[index] for index in test}) < len(set(labels)):
         raise BadRequest(
-            f"{table.card.title}: of {len(rows):,} memes there are {len(groups):,} that are no near-duplicates of each "
+            f"{table.card.title}: of {len(rows):,} memes there are {len(order):,} that are no near-duplicates of each "
             f"other; {share:g} of them are too few for a test split with every label. Give a larger --test-share, or a "
             "column that says which row is of which split: --column split=NAME.",
             reason="NO_TEST_SPLIT",

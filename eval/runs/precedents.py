@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,14 +65,9 @@ class PreparedCheck(BaseModel):
     separated."""
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Number of precedents excluded, by reason."""
+    def counts(self) -> str:
+        """Number of precedents excluded, by reason, in words."""
         return _counts(self.excluded)
-
-    @property
-    def thresholds(self) -> dict[str, JsonValue]:
-        """Thresholds of the check, for the manifest."""
-        return self.nearness.model_dump(mode="json", exclude_none=True)
 
 
 class Prepared(NamedTuple):
@@ -130,7 +126,14 @@ async def prepare_precedents(
     )
     # The file beside the library is written last: without it, the library is a leftover of a crash and is rebuilt.
     if (place / CURRENT).exists() and _prepared_file(place).exists():
-        return await asyncio.to_thread(_as_it_was, place, key, encoder)
+        # Precedents checked against other memes may contain copies of those judged now.
+        if _read(place).key != key:
+            raise BadRequest(
+                f"{place} holds precedents that were prepared for other memes, another train split or other "
+                "thresholds. Name another directory for the run, or remove the library.",
+                reason="LIBRARY_FOR_OTHERS",
+            )
+        return await asyncio.to_thread(read_prepared, place, encoder)
 
     cache = cache or place.parent / "train-libraries"
     whole = compared = await _whole(cache, _made_of(sources, encoder), train, encoder, reader=reader, tell=tell)
@@ -192,9 +195,8 @@ async def prepare_precedents(
         number = sum(meme.source_label in dropped_labels for meme in whole.memes)
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
     if keep_leaks:
-        why = ", ".join(f"{count:,} {why}" for why, count in _counts(leaks).items())
-        note = f"{len(leaks):,} precedents too near to a judged meme were kept (a control)"
-        notes += (f"{note}: {why}." if why else f"{note}.",)
+        why = f": {_counts(leaks)}" if leaks else ""
+        notes += (f"{len(leaks):,} precedents too near to a judged meme were kept (a control){why}.",)
     check = PreparedCheck(
         key=key,
         nearness=nearness,
@@ -241,10 +243,10 @@ def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMem
     ]
 
 
-def _counts(leaks: Iterable[Excluded]) -> dict[str, int]:
+def _counts(leaks: Iterable[Excluded]) -> str:
     """Number of leaks by reason, in the order of the reasons."""
     found = Counter(one.why for one in leaks)
-    return {why: found[why] for why in WHYS if found[why]}
+    return ", ".join(f"{found[why]:,} {why}" for why in WHYS if found[why])
 
 
 def _prepared_file(place: Path) -> Path:
@@ -260,17 +262,6 @@ def _read(place: Path) -> PreparedCheck:
             "it was checked against what is judged. Remove both; they are made again.",
             reason="LIBRARY_UNCHECKED",
         ) from None
-
-
-def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
-    # Precedents checked against other memes may contain copies of those judged now.
-    if _read(place).key != key:
-        raise BadRequest(
-            f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
-            "Name another directory for the run, or remove the library.",
-            reason="LIBRARY_FOR_OTHERS",
-        )
-    return read_prepared(place, encoder)
 
 
 def _sources(train: Sequence[Source]) -> tuple[list[JsonValue], int]:
@@ -293,24 +284,20 @@ def _made_of(sources: list[JsonValue], encoder: Encoder) -> str:
 
 
 def _digests(names: Iterable[str], folder: Path | None) -> str:
-    """Digest of the content of these pictures, by name; a missing picture counts as empty."""
+    """Digest of the content of these pictures, by name; one that is missing or unreadable counts as empty."""
     if folder is None:
         return ""
     whole = hashlib.sha256()
     for name in names:
-        # Tried as in retrieval.library.picture_import: with and without the directory in the name.
-        paths = (folder / name, folder / Path(name).name) if name else ()
-        whole.update(f"{name}\0{next(filter(None, map(_sha256_of, paths)), '')}\n".encode())
+        found = ""
+        # Tried as in retrieval.library.picture_import: with and without the directory in the name. Read without
+        # checking first: in a tar file, each check parses the picture's header.
+        for path in (folder / name, folder / Path(name).name) if name else ():
+            with suppress(OSError, ValueError):  # ValueError: the name is invalid for any file
+                found = sha256_of(path)
+                break
+        whole.update(f"{name}\0{found}\n".encode())
     return whole.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    """SHA-256 of a picture in hex; empty if it is missing or unreadable."""
-    # Read without checking for it first: in a tar file, each check parses the picture's header.
-    try:
-        return sha256_of(path)
-    except (OSError, ValueError):  # ValueError: the name is invalid for any file
-        return ""
 
 
 async def _whole(
@@ -319,14 +306,13 @@ async def _whole(
     """The library of the whole train split, built if it does not exist yet."""
     path = cache / made_of.removeprefix("sha256:")[:16]
     # Waits up to ten minutes for another run that is writing the same library.
+    name = " + ".join(source.label for source in train)
     for _ in range(1200):
         if (path / CURRENT).exists():
             return await asyncio.to_thread(Library.open, path, encoder.identity)
-        name = " + ".join(source.label for source in train)
         try:
-            return (await build_library(path, train, name=name, encoder=encoder, picture_reader=reader, progress=tell))[
-                0
-            ]
+            built = await build_library(path, train, name=name, encoder=encoder, picture_reader=reader, progress=tell)
+            return built[0]
         except (BadRequest, Unavailable) as error:
             # Another run has built it meanwhile, or is writing it now.
             if error.reason not in ("LIBRARY_EXISTS", "LIBRARY_LOCKED"):
@@ -337,11 +323,10 @@ async def _whole(
 
 def _notes(rows: int, whole: Library, judged: Sequence[JudgedMeme], unseen: int, text_alone: int) -> tuple[str, ...]:
     counts = whole.manifest.counts
+    lost, bare = rows - counts.memes, counts.memes - counts.with_picture
     sentences = {
-        f"{rows - counts.memes:,} of the {rows:,} rows of the train split can't be used as precedents.": rows
-        - counts.memes,
-        f"{counts.memes - counts.with_picture:,} of {counts.memes:,} precedents have no picture.": counts.memes
-        - counts.with_picture,
+        f"{lost:,} of the {rows:,} rows of the train split can't be used as precedents.": lost,
+        f"{bare:,} of {counts.memes:,} precedents have no picture.": bare,
         f"{unseen:,} of {len(judged):,} judged memes were compared with the precedents without their picture: the same "
         "or a similar picture would not have been noticed.": unseen,
         f"{text_alone:,} precedents are near a judged meme by their text, and there is no picture on one side to tell "

@@ -120,7 +120,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 material,
                 court=executor.court,
                 excluded=folder.excluded(),
-                checked=check.thresholds if check else {},
+                checked=check.nearness.model_dump(mode="json", exclude_none=True) if check else {},
             )
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
@@ -160,15 +160,6 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
         # The trial gets the English translation, whatever the original language.
         return replace(trial, language=ENGLISH if plan.language else "", translated_from=plan.language)
     return trial
-
-
-def _settings_of_solver(plan: Plan) -> dict[str, JsonValue]:
-    """Describes the way in which memes are solved, if it is not a trial; settings with other prompts differ."""
-    if plan.comparator:
-        return {"comparator": settings_of_comparator(Comparator(plan.comparator))}
-    if plan.question is not None:
-        return {"question": settings_of_question(plan.question)}
-    return {}
 
 
 def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, material: Material) -> None:
@@ -212,10 +203,9 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
         require_examples(prepared.library.manifest.name, plan.labelled_examples)
-        if prepared.check.dropped_labels != plan.dropped_labels:
-            had, wanted = (
-                ", ".join(labels) or "none" for labels in (prepared.check.dropped_labels, plan.dropped_labels)
-            )
+        both = prepared.check.dropped_labels, plan.dropped_labels
+        if both[0] != both[1]:
+            had, wanted = (", ".join(labels) or "none" for labels in both)
             raise BadRequest(
                 f"Of the precedents in {plan.library} these labels were dropped: {had}; in this run they are to be: "
                 f"{wanted}. Give --drop-precedents for both or for neither.",
@@ -234,8 +224,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
     for note in check.notes:
         progress.tell(note)
     size, out = len(prepared.library.memes), len(check.excluded)
-    counts = ", ".join(f"{count:,} {why}" for why, count in check.counts.items())
-    why = f" ({counts})" if counts else ""
+    why = f" ({check.counts})" if out else ""
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
     folder.write(EXCLUDED, check.excluded)
     return check
@@ -282,7 +271,10 @@ def _manifest(
     if court.role_models is not None and not asks_nobody:
         settings |= court.role_models.settings(court.settings.reply_chars)
     # Among the settings, so that their digest tells runs with different prompts apart.
-    settings |= _settings_of_solver(plan)
+    if plan.comparator:
+        settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
+    elif plan.question is not None:
+        settings["question"] = settings_of_question(plan.question)
     library = court.finder.library
     return RunManifest(
         name=plan.name,

@@ -164,24 +164,20 @@ def circumstances(command: str) -> dict[str, Any]:
 def commit() -> str:
     """Returns the commit of this package's source tree, with ``+`` if modified; empty outside of a source tree."""
     here = Path(__file__).resolve()
-    # An installed package may lie in another project's repository, whose commit is irrelevant.
-    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
-        return ""
-    head = _git(here.parent, "rev-parse", "HEAD")
-    if head is None:
-        return ""
-    # Tracked files only: results and notes beside the sources do not affect the session.
-    changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/")
-    return head.strip() + ("+" if changed else "")
 
+    def git(*arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):  # not installed, too slow, or no repository
+            return ""
+        return done.stdout.strip()
 
-def _git(where: Path, *arguments: str) -> str | None:
-    """Runs git and returns its output; None if it fails or is not installed."""
-    try:
-        output = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return output.stdout if output.returncode == 0 else None
+    # An installed package may lie in another project's repository, whose commit is irrelevant. Only tracked files count
+    # as modified: results and notes beside the sources do not affect the session.
+    ours = git("ls-files", "--error-unmatch", here.name)
+    return ours and git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+")
 
 
 M = TypeVar("M", bound=SessionManifest)
