@@ -4,27 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import CardSplit, SplitRole
+from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
-from eval.datasets.read import (
-    CARD,
-    SplitRead,
-    keep_none,
-    read_split,
-    require_card_languages,
-    sample,
-    source_of,
-    train_splits,
-)
+from eval.datasets.read import CARD, keep_none, read_split, require_card_languages, sample, source_of, train_splits
 from eval.runs.plan import Plan
-from eval.runs.results import PREDICTIONS, RunFolder, RunManifest
+from eval.runs.results import PREDICTIONS, RunFolder
 from eval.session.engine import Patience, Progress, Results, Watch, patiently, run_items
 from eval.solvers.calls import PICTURE_MISSING, MemeItem, Solver
-from eval.solvers.question import WORDS, Question, gold_of, require_inputs, words_of
+from eval.solvers.question import WORDS, gold_of, require_inputs, words_of
 from eval.solvers.trial import request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
@@ -48,55 +38,51 @@ class Material:
 
 
 def material_of(plan: Plan, progress: Progress) -> Material:
-    """Reads the memes of a run. Raises BadRequest if they, or required pictures, can't be read."""
-    if plan.question is not None:
-        return _question_material(plan, plan.question, progress)
-    chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
-    read = read_split(plan.dataset, plan.data, plan.split, choose=chosen)
+    """Reads the memes of a run: those with a gold label, where a question is asked.
+
+    Raises BadRequest: They, or required pictures, can't be read.
+    """
+    question, worded = plan.question, dict[str, JudgedMeme]()
+    task = question.task if question else ""
+
+    def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
+        if question is None:
+            return judged_memes(memes, plan.limit, plan.seed, plan.dropped_labels)
+        noted = _noting_words(memes, worded)
+        return sample(noted, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[task]))
+
+    read = read_split(plan.dataset, plan.data, plan.split, task=task, choose=drawn)
     for problem in read.problems[:3]:
         progress.tell(f"{problem.source}, line {problem.line}: {problem.reason}")
-    for protocol in plan.protocols:
-        if protocol not in plan.dataset.protocols:
-            known = ", ".join(plan.dataset.protocols)
-            raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
-    memes = read.memes
-    if plan.language == CARD:
-        require_card_languages(memes)
-    # Precedents come from these files, so they must be unchanged when a run is resumed.
-    sources = plan.dataset.of_role(SplitRole.TRAIN) if plan.library is None else ()
-    files, notes = _with_sources(plan, read, sources, progress)
-    if plan.text_only:
-        return Material(memes, None, files, notes)
-    return _with_pictures(plan, Material(memes, read.pictures, files, notes))
-
-
-def _with_sources(
-    plan: Plan, read: SplitRead, splits: Iterable[CardSplit], progress: Progress, task: str = ""
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The files of a split and of those that examples come from, and the notes on them, which are told once."""
+    # Precedents or examples come from these files, so they must be unchanged when a run is resumed.
+    if question is None:
+        sources = plan.dataset.of_role(SplitRole.TRAIN) if plan.library is None else ()
+        if plan.language == CARD:
+            require_card_languages(read.memes)
+    else:
+        sources = train_splits(plan.dataset) if question.needs_examples else ()
+        require_inputs(question, tuple(worded.values()))
     files, notes = dict(read.files), dict.fromkeys(read.notes)
-    for split in splits:
+    for split in sources:
         other = read_split(plan.dataset, plan.data, split.name, task=task, choose=keep_none)
         files |= other.files
         notes |= dict.fromkeys(other.notes)
     progress.tell_once(notes)
-    return files, tuple(notes)
-
-
-def _question_material(plan: Plan, question: Question, progress: Progress) -> Material:
-    """Memes with a gold label for the question's task, and the files that they and its examples come from."""
-    worded: dict[str, JudgedMeme] = {}
-
-    def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
-        noted = _noting_words(memes, worded)
-        return sample(noted, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
-
-    read = read_split(plan.dataset, plan.data, plan.split, task=question.task, choose=drawn)
-    sources = train_splits(plan.dataset) if question.needs_examples else ()
-    files, notes = _with_sources(plan, read, sources, progress, task=question.task)
-    require_inputs(question, tuple(worded.values()))
-    material = Material(read.memes, read.pictures, files, notes)
-    return _with_pictures(plan, material) if question.needs_picture else material
+    material = Material(read.memes, None if plan.text_only else read.pictures, files, tuple(notes))
+    if plan.allow_missing or plan.text_only or (question is not None and not question.needs_picture):
+        return material
+    if missing := [meme for meme in material.memes if material.picture(meme) is None]:
+        examples = ", ".join(meme.image or f"that of {meme.id}" for meme in missing[:3])
+        # A plain table has no authors to get pictures from.
+        source = plan.dataset.source_url
+        instead = f"Get them from {source}" if source else "Name their folder with --pictures FOLDER"
+        raise BadRequest(
+            f"{len(missing):,} of {len(material.memes):,} pictures are missing in {plan.data} ({examples}"
+            f"{' …' if len(missing) > 3 else ''}). {instead}, or give --allow-missing: then those "
+            "memes count as failed.",
+            reason=PICTURE_MISSING,
+        )
+    return material
 
 
 def _noting_words(memes: Iterable[JudgedMeme], worded: dict[str, JudgedMeme]) -> Iterator[JudgedMeme]:
@@ -117,24 +103,6 @@ def examples_of(plan: Plan) -> dict[str, JudgedMeme]:
     splits = [read_split(plan.dataset, plan.data, split.name, task=task) for split in train_splits(plan.dataset)]
     # If an id occurs in two splits, the first wins, as in a library.
     return {meme.id: meme for split in reversed(splits) for meme in split.memes}
-
-
-def _with_pictures(plan: Plan, material: Material) -> Material:
-    """The material with its folder of pictures. Raises BadRequest if required pictures are missing."""
-    memes = material.memes
-    missing = [meme for meme in memes if material.picture(meme) is None]
-    if missing and not plan.allow_missing:
-        examples = ", ".join(meme.image or f"that of {meme.id}" for meme in missing[:3])
-        # A plain table has no authors to get pictures from.
-        source = plan.dataset.source_url
-        instead = f"Get them from {source}" if source else "Name their folder with --pictures FOLDER"
-        raise BadRequest(
-            f"{len(missing):,} of {len(memes):,} pictures are missing in {plan.data} ({examples}"
-            f"{' …' if len(missing) > 3 else ''}). {instead}, or give --allow-missing: then those "
-            "memes count as failed.",
-            reason=PICTURE_MISSING,
-        )
-    return material
 
 
 def judged_memes(
@@ -196,15 +164,7 @@ class RunningScore:
 
 
 async def judge(
-    plan: Plan,
-    folder: RunFolder,
-    material: Material,
-    manifest: RunManifest,
-    *,
-    docket: Docket,
-    solver: Solver,
-    progress: Progress,
-    resumed: bool,
+    plan: Plan, folder: RunFolder, material: Material, *, docket: Docket, solver: Solver, progress: Progress
 ) -> None:
     """Judges until every meme has a prediction. Raises like :func:`eval.runs.run.run`."""
     # Read before anything is judged, so that trials of this process do not count as interrupted.
@@ -219,11 +179,6 @@ async def judge(
             score.add(meme, results.done[meme.id])
     before = len(memes) - len(todo)
     progress.tell(f"{len(memes):,} memes, {before:,} of them judged before.")
-    # Lines of a finished run may be lost: until they are there again it is not finished.
-    if resumed and todo:
-        changes = {"interruptions": manifest.interruptions + 1, "finished": None}
-        manifest = manifest.model_copy(update=changes)
-        folder.write_manifest(manifest)
     patience = Patience(plan.patience_s)
 
     async def solved(meme: JudgedMeme) -> Prediction:
@@ -253,4 +208,3 @@ async def judge(
         failure=lambda one: one.reason,
     )
     results.put_in_order(meme.id for meme in memes)
-    folder.finish(manifest)

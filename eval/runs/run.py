@@ -79,6 +79,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 progress.tell("Every meme has been judged.")
                 folder.finish(begun)
                 return folder
+            # Lines of a finished run may be lost: until they are there again it is not finished.
+            folder.write_manifest(begun.model_copy(update={"finished": None}))
         # Before preparing the precedents, which can take hours: an unconfigured model is reported at once.
         if plan.vllm is None:
             require_models(plan.procedure, plan.settings)
@@ -125,21 +127,10 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
                 folder.write(MEMES, [on_template(meme, check.templates if check else {}) for meme in material.memes])
-                folder.write_manifest(manifest)
-                (plan.out / STARTING).unlink(missing_ok=True)
-            else:
-                folder.refuse_different(begun.differences(manifest, folder.changes))
-                manifest = begun
-            await judge(
-                plan,
-                folder,
-                material,
-                manifest,
-                docket=executor.docket,
-                solver=solver,
-                progress=progress,
-                resumed=begun is not None,
-            )
+            manifest = folder.start(manifest)
+            (plan.out / STARTING).unlink(missing_ok=True)
+            await judge(plan, folder, material, docket=executor.docket, solver=solver, progress=progress)
+            folder.finish(manifest)
     return folder
 
 
