@@ -17,9 +17,10 @@ from eval.commands.options import (
 from eval.reports.tasks import choice_section
 from eval.runs.judge import material_of
 from eval.runs.results import read_results
+from eval.scores.choose import rank
 from eval.session.engine import Progress
 from eval.studies.arms import Study, run_study
-from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_both_classes, require_not_test
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, require_both_classes, require_not_test
 
 
 @click.command()

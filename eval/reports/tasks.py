@@ -16,7 +16,7 @@ from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import Outcome, Protocol
 from eval.reports.sections import BESIDE, Drawn, Rows, Section, Tile, need_page, plain
 from eval.runs.results import Results, card_of_results
-from eval.scores.choose import Choice, choice_in_words, rank_answers
+from eval.scores.choose import Choice, choice_in_words, rank
 from eval.scores.compare import Comparison, compare
 from eval.scores.measure import NOTHING, RESAMPLES, SURE, figure, figure_over, holm, listed, strict_name
 from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, task_card
@@ -553,7 +553,7 @@ def _choice(group: Group, table: Table) -> Iterator[Section]:
         return
     key, title = f"{table.key}-choice", "Best first"
     try:
-        choice = rank_answers(runs)
+        choice = rank(runs)
     except BadRequest as error:
         # Runs on different memes or without the official metric can't be ranked, but reported.
         if error.reason not in ("MEMES_DIFFER", "TOO_FEW_TO_CHOOSE"):

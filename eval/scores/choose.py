@@ -1,7 +1,7 @@
 """Choice among systems on the same memes: the best, those within noise of it, and the optimism of the choice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from eval.scores.measure import (
     FEWEST_TO_SAY,
     LOWER_IS_BETTER,
     RESAMPLES,
-    Bools,
     Figure,
     Floats,
-    Ints,
     TaskArrays,
     differing_answers,
     draws_among,
@@ -36,21 +34,12 @@ TOO_FEW_DIFFER = (
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """One of several systems on the same memes."""
-
-    run: str
-    arrays: TaskArrays
-    threshold: float | None = None
-    """Lowest score that counts as harmful; None for the answers as they were given."""
-
-
-@dataclass(frozen=True, slots=True)
 class RankedSystem:
     """Figures of one of several systems on the same memes."""
 
     run: str
     threshold: float | None
+    """Lowest score that counts as harmful; None for the answers as they were given."""
     value: Figure
     accuracy: float
     """Share of memes with the right answer; one without an answer is wrong."""
@@ -81,8 +70,6 @@ class Choice:
     ways: tuple[RankedSystem, ...]
     flattered_by: float
     """Selection bias: how much the best one's value is inflated by being picked as the best."""
-    protocol: Protocol | None = None
-    """Protocol of verdicts; None for answers to a question."""
 
     @property
     def best(self) -> RankedSystem:
@@ -95,43 +82,18 @@ class Choice:
         return self.best.value.value - _direction(self.metric) * self.flattered_by
 
 
-def answers_to_choose_from(runs: Sequence[Results], protocol: Protocol | None = None) -> list[Answers]:
-    """The answers of runs, or verdicts under a protocol. Raises BadRequest if they are on different memes."""
-    read = [answers_of(run, protocol) for run in runs]
-    # In the same order too: rows of the arrays are compared by position.
-    if len({tuple(one.meme.id for one in each.judged) for each in read}) > 1:
-        raise BadRequest("The runs did not judge the same memes.", reason="MEMES_DIFFER")
-    return read
-
-
-def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
-    """Orders runs that asked the same question of the same memes.
-
-    Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
-    """
-    read = answers_to_choose_from(runs)
-    official, *_ = metrics_of(question_of(runs[0]), scored=False)
-    # A way that leaves the harder memes open must not win by its figure over the others.
-    name = name_over_all(official, *(one.arrays for one in read))
-    systems = [System(one.run, one.arrays) for one in read]
-    choice = best_first(systems, name, read[0].groups, resamples=resamples, seed=seed)
-    if choice is None:
-        raise BadRequest(
-            f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
-        )
-    return choice
-
-
-def best_first(
-    systems: Sequence[System],
-    name: str,
-    groups: Ints | None,
+def rank(
+    runs: Sequence[Results],
+    protocol: Protocol | None = None,
+    thresholds: Sequence[float] = (),
     *,
-    needed: Bools | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Choice | None:
-    """Orders systems on the same memes by a metric; None if it has no value for one of them.
+) -> Choice:
+    """Orders runs on the same memes: answers to a question by its official metric, verdicts by their macro-F1.
+
+    Verdicts are ordered with each threshold on their scores, too. A meme without a score keeps its verdict at every
+    threshold, and one without an answer is wrong.
 
     Each resample picks the system that is best on the drawn memes and scores it on the memes that were not drawn, about
     37 % of them (the bootstrap of Tsamardinos, Greasidou & Borboudakis 2018, "Bootstrapping the out-of-sample
@@ -139,16 +101,24 @@ def best_first(
     on these memes minus that of the picked ones. Both use the same memes, so that the effect of having fewer memes
     cancels out.
 
-    Args:
-        needed: Classes that must all be among the memes left out for a score on them to mean something, bool of shape
-            (memes, classes); None for no such condition.
+    Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
-    arrays = [each.arrays for each in systems]
-    metric, up, n = metric_of(name, arrays[0].labels), _direction(name), len(arrays[0].answered)
-    whole = [value_of(metric, each) for each in arrays]
+    read = [answers_of(run, protocol) for run in runs]
+    # In the same order too: rows of the arrays are compared by position.
+    if len({tuple(one.meme.id for one in each.judged) for each in read}) > 1:
+        raise BadRequest("The runs did not judge the same memes.", reason="MEMES_DIFFER")
+    official = "macro-f1" if protocol else metrics_of(question_of(runs[0]), scored=False)[0]
+    systems = _systems(read, protocol, thresholds)
+    arrays_of, groups = [arrays for *_, arrays in systems], read[0].groups
+    # A way that leaves the harder memes open must not win by its figure over the others.
+    name = name_over_all(official, *arrays_of)
+    metric, up, n = metric_of(name, arrays_of[0].labels), _direction(name), len(read[0].judged)
+    whole = [value_of(metric, each) for each in arrays_of]
     values = up * np.array([np.nan if value is None else value for value in whole])
     if np.isnan(values).any():
-        return None
+        raise BadRequest(
+            f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
+        )
     # Rounded, or the last bits of a sum would decide between equally good systems.
     order = np.argsort(-values.round(12), kind="stable")
     best = int(order[0])
@@ -156,13 +126,14 @@ def best_first(
     for weights in weights_of(groups, n, resamples=resamples, seed=seed):
         # Memes that a resample left out did not influence its pick, so they measure it without bias.
         left = (weights == 0).astype(np.float64)
-        drawn = up * np.stack([metric(each, weights) for each in arrays], axis=1)
-        outside = up * np.stack([metric(each, left) for each in arrays], axis=1)
+        drawn = up * np.stack([metric(each, weights) for each in arrays_of], axis=1)
+        outside = up * np.stack([metric(each, left) for each in arrays_of], axis=1)
         inside.append(drawn)
         # A system without a value in a resample is not picked there.
         each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
         loss = outside[each_, best] - outside[each_, picked]
-        lost.append(loss if needed is None else loss[(left @ needed > 0).all(axis=1)])
+        # Where one class alone was left out, a macro-F1 means nothing.
+        lost.append(loss[(left @ read[0].arrays.gold > 0).all(axis=1)] if protocol else loss)
     over, losses = np.concatenate(inside), np.concatenate(lost)
     losses = losses[~np.isnan(losses)]
 
@@ -174,19 +145,40 @@ def best_first(
         n=n,
         ways=tuple(
             RankedSystem(
-                run=systems[place].run,
-                threshold=systems[place].threshold,
+                run=systems[place][0],
+                threshold=systems[place][1],
                 value=figure(up * float(values[place]), up * over[:, place]),
-                accuracy=float(right_answers(arrays[place]).mean()),
-                coverage=float(arrays[place].answered.mean()),
+                accuracy=float(right_answers(arrays_of[place]).mean()),
+                coverage=float(arrays_of[place].answered.mean()),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
-                differing=draws_among(differing_answers(arrays[best], arrays[place]), groups),
+                differing=draws_among(differing_answers(arrays_of[best], arrays_of[place]), groups),
             )
             for place in order.tolist()
         ),
         # By chance a pick may do better outside its resample; a bias below 0 is meaningless.
         flattered_by=max(0.0, float(losses.mean())) if losses.size else 0.0,
     )
+
+
+def _systems(
+    read: Sequence[Answers], protocol: Protocol | None, thresholds: Sequence[float]
+) -> list[tuple[str, float | None, TaskArrays]]:
+    """Run, threshold and answers of each system."""
+    systems: list[tuple[str, float | None, TaskArrays]] = []
+    for each in read:
+        arrays, scores = each.arrays, each.arrays.scores[:, -1]
+        if protocol is not None:
+            # Verdicts differ by their labels alone: scores are compared only through thresholds.
+            arrays = replace(arrays, scores=np.full_like(arrays.scores, np.nan))
+        systems.append((each.run, None, arrays))
+        scored = ~np.isnan(scores)
+        # Without any score, each threshold would add a candidate with the same verdicts.
+        for threshold in thresholds if scored.any() else ():
+            harmful = scores >= threshold
+            predicted = np.where(scored[:, None], np.stack([~harmful, harmful], axis=1), arrays.predicted)
+            relabelled = replace(arrays, predicted=predicted, answered=arrays.answered | scored)
+            systems.append((each.run, threshold, relabelled))
+    return systems
 
 
 def _direction(metric: str) -> int:

@@ -1,19 +1,14 @@
-"""Choice of settings on a validation split, and the selection bias of the best of many."""
+"""Settings to choose from, and the splits that they may be chosen on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 
-import numpy as np
 from pydantic import JsonValue
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.runs.plan import parse_setting
-from eval.runs.results import Results
-from eval.scores.choose import Choice, System, answers_to_choose_from, best_first
-from eval.scores.metrics import HARM, harm_arrays
 from eval.studies.arms import Arm
 
 _FEWEST = 4
@@ -98,33 +93,3 @@ def _word(value: JsonValue) -> str:
     """A value as part of a folder's name."""
     plain = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(c if c.isalnum() or c in "._+-" else "-" for c in plain)
-
-
-def rank(
-    runs: Sequence[Results], protocol: Protocol, thresholds: Sequence[float], *, resamples: int = 10_000, seed: int = 0
-) -> Choice:
-    """All runs, with their verdicts and with each threshold on their scores; best first, ties in the order given.
-
-    A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
-
-    Raises BadRequest: The runs are on different memes.
-    """
-    read = answers_to_choose_from(runs, protocol)
-    gold = read[0].arrays.gold[:, HARM.index("harmful")]
-    systems: list[System] = []
-    for each in read:
-        arrays = each.arrays
-        scores = arrays.scores[:, HARM.index("harmful")]
-        # Candidates differ by their verdicts alone: scores are compared only through thresholds.
-        systems.append(System(each.run, replace(arrays, scores=np.full_like(arrays.scores, np.nan))))
-        # Without any score, each threshold would add a candidate with the same verdicts.
-        for threshold in () if np.isnan(scores).all() else thresholds:
-            outcomes = [one.prediction.outcome.harmful for one in each.judged]
-            labels = [old if np.isnan(s) else bool(s >= threshold) for old, s in zip(outcomes, scores, strict=True)]
-            systems.append(System(each.run, harm_arrays(gold.tolist(), labels), threshold))
-    groups = read[0].groups
-    choice = best_first(
-        systems, "macro-f1", groups, needed=np.stack([~gold, gold], axis=1), resamples=resamples, seed=seed
-    )
-    assert choice is not None, "a macro-F1 has a value on any memes"
-    return replace(choice, protocol=protocol)

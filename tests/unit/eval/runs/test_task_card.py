@@ -11,7 +11,7 @@ from eval.datasets.items import Outcome, Prediction, TaskAnswer
 from eval.reports.label_sections import noise_section, subgroup_sections
 from eval.reports.tasks import gather, sections_of
 from eval.runs.results import Judged
-from eval.scores.choose import rank_answers
+from eval.scores.choose import rank
 from eval.scores.compare import compare, in_words
 from eval.scores.label_noise import find_task_noise
 from eval.scores.metrics import task_card
@@ -73,7 +73,7 @@ def test_few_differing_memes_do_not_separate_two_runs():
         compared = compare(right, wrong, resamples=200)
         assert (compared.differing, compared.sure) == (count, sure)
         assert ("within noise" in " ".join(in_words(compared))) is not sure
-        best, other = rank_answers([right, wrong], resamples=200).ways
+        best, other = rank([right, wrong], resamples=200).ways
         assert best.within_noise and other.within_noise is not sure
     # Six memes of two groups count as two observations.
     grouped = [results([("for", answered)] * 6, group=["a", "b"] * 3) for answered in ("for", "against")]
@@ -122,16 +122,16 @@ def test_best_of_many_guessing_runs_is_flattered_and_not_sure():
         results([(g, str(s)) for g, s in zip(gold, rng.choice(QUESTION.labels, 40), strict=True)], f"r{n}")
         for n in range(6)
     ]
-    choice = rank_answers(guesses, resamples=1000)
+    choice = rank(guesses, resamples=1000)
     values = [way.value.value for way in choice.ways]
     assert values == sorted(values, reverse=True) and choice.ways[0].behind.value == 0
     assert choice.flattered_by > 0.01 and choice.ways[1].within_noise
     right = results([(str(g), str(g)) for g in gold], "right")
-    sure = rank_answers([*guesses, right], resamples=500)
+    sure = rank([*guesses, right], resamples=500)
     assert sure.ways[0].run == "right" and sure.flattered_by == 0
     assert not any(way.within_noise for way in sure.ways[1:])
     with pytest.raises(BadRequest, match="same memes"):
-        rank_answers([right, replace(right, judged=right.judged[1:])])
+        rank([right, replace(right, judged=right.judged[1:])])
 
 
 def scored_runs(official):
@@ -168,7 +168,7 @@ def test_run_that_leaves_the_harder_half_open_is_not_better(official):
     assert comparison.official == strict and official not in comparison.differences
     assert comparison.sure and comparison.better == "whole"
     assert f"whole is better in {strict}" in " ".join(in_words(comparison))
-    choice = rank_answers([half, whole], resamples=200)
+    choice = rank([half, whole], resamples=200)
     assert (choice.metric, [way.run for way in choice.ways]) == (strict, ["whole", "half"])
     assert choice.ways[1].behind.low > 0
     runs = [

@@ -12,9 +12,9 @@ from eval.cli import cli
 from eval.datasets.card import SplitRole
 from eval.datasets.items import Protocol
 from eval.datasets.known import known_cards
-from eval.scores.choose import TOO_FEW_DIFFER, choice_in_words
+from eval.scores.choose import TOO_FEW_DIFFER, choice_in_words, rank
 from eval.scores.metrics import task_card
-from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support import judged
 from tests.support.encoders import WordEncoder
