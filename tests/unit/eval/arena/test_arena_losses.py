@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,17 @@ from eval.datasets.known import find_card
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, ask_after, judged, on_disk, output_of
+from tests.support.arena_world import (
+    DIMENSIONS,
+    STRENGTHS,
+    Arena,
+    ArenaModel,
+    MemoryCallCache,
+    ask_after,
+    judged,
+    on_disk,
+    output_of,
+)
 
 ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}
@@ -234,10 +245,11 @@ def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monke
     on_disk(out, data, samples=one_set(find_card("synthetic-harmeme"), data, "test", limit=1), tasks=tasks)
     scripted = ScriptedModel(lambda request: {"why": "it overlooks something", "error": "text", **aspect_of(request)})
 
-    async def opened(chosen, store, *_, **__):
-        return {name: MeteredModel(name, scripted, store=store) for name in chosen}
+    @asynccontextmanager
+    async def opened(chosen, *_, **__):
+        yield {name: MeteredModel(name, scripted, store=MemoryCallCache()) for name in chosen}
 
-    monkeypatch.setattr("eval.models.open.open_models", opened)
+    monkeypatch.setattr("eval.commands.follow_ups.opened_models", opened)
     output_of("arena", "explain", "--out", out, "--models", models, "--data", data, "--explainer", "owl")
     assert scripted.asked
 
