@@ -18,7 +18,7 @@ from eval.commands.options import (
     show_answer,
     shows_sections,
     take_published,
-    write_page,
+    write_answer,
 )
 from eval.commands.rating import rate_probe
 from eval.commands.sampled import chosen_models, sampled_options, samples_of, threshold_option
@@ -29,7 +29,6 @@ from eval.probe.folder import ProbeFolder, ProbeSpec, read_seeds
 from eval.probe.report import ProbeReport, read_report, repeated_probe
 from eval.probe.run import NOTICE, ProbePlan
 from eval.probe.run import probe as run_probe
-from eval.reports.sections import as_page
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.sampled import repeats_in, repeats_of
@@ -108,8 +107,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
     answer = _answer(reports[0], out)
     if folders:
         for report, folder in zip(reports, folders, strict=True):
-            html = as_page(report.title, report.lead, report.sections, command=report.manifest.command)
-            write_page(folder / PAGE, html)
+            write_answer(_answer(report, folder), folder / PAGE)
         repeated, section = repeated_probe(reports)
         answer = Shown(
             title=f"{reports[0].title} over repeats",

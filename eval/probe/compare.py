@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from court.digests import digest
 from court.errors import BadRequest
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
-from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
 from eval.reports.sections import Rows, Section
 from eval.scores.means import RESAMPLES_OF_MEANS, ResampledMeans
@@ -62,7 +60,7 @@ def compare_probes(
     """
     if len(roots) < 2:
         raise BadRequest("Name at least two probes to compare.", reason="PROBES_DIFFER")
-    first, *others = probes = [_Probed.read(root) for root in roots]
+    first, *others = probes = [_read(root) for root in roots]
     for other in others:
         _require_comparable(first, other)
     names = [probe.manifest.target for probe in probes]
@@ -158,55 +156,57 @@ class _Probed:
     manifest: ProbeManifest
     memes: tuple[tuple[str, str], ...]
     """Id and digest of the pixels of each meme: ids alone could refer to different pictures."""
+    mined: Mapping[str, tuple[str, ...]]
     scored: tuple[Scored, ...]
     steps: tuple[Step, ...]
 
-    @classmethod
-    def read(cls, root: Path) -> _Probed:
-        folder = ProbeFolder(root)
-        manifest = folder.manifest()
-        scored = folder.read(SCORED, Scored)
-        if not scored:
-            raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
-        memes = tuple((meme.id, meme.pixels_sha256) for meme in folder.memes())
-        return cls(root, manifest, memes, scored=scored, steps=folder.read(REWRITTEN, Step))
 
-    @property
-    def setup(self) -> dict[str, object]:
-        """Everything that must be the same in another target's probe, by name."""
-        manifest = self.manifest
-        return {
-            "memes": self.memes,
-            "controllers": [manifest.models[name] for name in manifest.controllers],
-            **{name: getattr(manifest, name) for name in ("prompts", "steps", "seeds", "examples")},
-            "per-category": manifest.per_category,
-            "categories of the memes": {one.meme: one.categories for one in ProbeFolder(self.root).read(MINED, Mined)},
-        }
-
-    @property
-    def references(self) -> dict[tuple[str, str], str]:
-        """Digest of misbelief and reference of each scored meme and category."""
-        found = [one for one in self.scored if one.scoring.reference]
-        return {(one.meme, one.category): digest([one.misbelief, one.scoring.reference]) for one in found}
-
-    @property
-    def searches(self) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Category and meme of each search that began, and of all that could have begun."""
-        names = {one.category for one in self.scored}
-        able = {(name, one.meme) for name in names for one in usable(self.scored, name)}
-        return {(step.category, step.seed) for step in self.steps}, able
+def _read(root: Path) -> _Probed:
+    folder = ProbeFolder(root)
+    manifest, scored = folder.manifest(), folder.read(SCORED, Scored)
+    if not scored:
+        raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
+    return _Probed(
+        root,
+        manifest,
+        memes=tuple((meme.id, meme.pixels_sha256) for meme in folder.memes()),
+        mined={one.meme: one.categories for one in folder.read(MINED, Mined)},
+        scored=scored,
+        steps=folder.read(REWRITTEN, Step),
+    )
 
 
 def _require_comparable(one: _Probed, other: _Probed) -> None:
     """Raises BadRequest if two probes differ in more than their targets."""
-    here, there = one.setup, other.setup
-    differ = [name for name in here if here[name] != there[name]]
+
+    def setup(probe: _Probed) -> dict[str, object]:
+        manifest = probe.manifest
+        return {
+            "memes": probe.memes,
+            "controllers": [manifest.models[name] for name in manifest.controllers],
+            **{name: getattr(manifest, name) for name in ("prompts", "steps", "seeds", "examples")},
+            "per-category": manifest.per_category,
+            "categories of the memes": probe.mined,
+        }
+
+    differ = [
+        name for (name, here), there in zip(setup(one).items(), setup(other).values(), strict=True) if here != there
+    ]
+    both = (one, other)
     # A pair that only one probe could score has no reference in the other: that is a result, not another set-up.
-    references = one.references, other.references
-    if any(references[0][pair] != references[1][pair] for pair in references[0].keys() & references[1].keys()):
+    here, there = (
+        {
+            (pair.meme, pair.category): (pair.misbelief, pair.scoring.reference)
+            for pair in probe.scored
+            if pair.scoring.reference
+        }
+        for probe in both
+    )
+    if any(here[pair] != there[pair] for pair in here.keys() & there.keys()):
         differ.append("references")
     # A meme without a score begins no search; any other one that only one of them began with makes another probe.
-    (begun, able), (other_begun, other_able) = one.searches, other.searches
+    begun, other_begun = ({(step.category, step.seed) for step in probe.steps} for probe in both)
+    able, other_able = ({(pair.category, pair.meme) for pair in probe.scored if pair.usable} for probe in both)
     if (begun ^ other_begun) & able & other_able:
         differ.append("memes that searches began with")
     if differ:

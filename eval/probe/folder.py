@@ -178,6 +178,11 @@ class Scored(_Stored):
         """Its score; None if there is none."""
         return self.scoring.score
 
+    @property
+    def usable(self) -> bool:
+        """True if a search can start from it: it has a misbelief and a score."""
+        return bool(self.misbelief) and self.score is not None
+
 
 class StepOutcome(StrEnum):
     """Outcome of a step of the refinement. After all but the first, the search stops."""

@@ -97,11 +97,6 @@ async def score_meme(models: ProbeModels, subject: Subject, category: Category) 
     return Scored(**found, scoring=await score_text(models, subject, subject.text, category))
 
 
-def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
-    """Returns the memes of a category that a search can start from: with a misbelief and a score."""
-    return tuple(one for one in scored if one.category == category and one.misbelief and one.score is not None)
-
-
 def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored, ...]:
     """Draws the memes of a category with which searches begin, in the order of the draw.
 

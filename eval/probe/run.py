@@ -41,7 +41,7 @@ from eval.probe.folder import (
     Step,
 )
 from eval.probe.mining import capped, mine
-from eval.probe.refining import chosen_seeds, refine, score_meme, usable
+from eval.probe.refining import chosen_seeds, refine, score_meme
 from eval.session.directory import Spent
 from eval.session.engine import Progress, Results, run_items
 from eval.session.sampled import SampledPlan
@@ -146,7 +146,7 @@ async def _go_through(
     counts = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ScoringOutcome)
     progress.tell(f"{len(scored):,} pairs of a meme and a category: {counts}.")
 
-    good = {name: usable(scored, name) for name in taxonomy}
+    good = {name: tuple(one for one in scored if one.category == name and one.usable) for name in taxonomy}
     seeds = _seeds(plan, good, progress)
     folder.write_json(SEEDS, {name: [one.meme for one in those] for name, those in seeds.items() if those})
     most = plan.spec.steps * sum(map(len, seeds.values()))

@@ -143,13 +143,8 @@ class MemeCalls:
         made = self._deadline.usage.unused()
         if made is None:
             return Cost()
-        return Cost(
-            calls=made.calls,
-            stored=min(self._hits.count, made.calls),
-            tokens_in=made.tokens_in,
-            tokens_out=made.tokens_out,
-            tokens_cached=made.tokens_cached,
-        )
+        tokens = {name: getattr(made, name) for name in ("tokens_in", "tokens_out", "tokens_cached")}
+        return Cost(calls=made.calls, stored=min(self._hits.count, made.calls), **tokens)
 
     async def ask(self, agent: Agent[T], parts: Sequence[str | Frame]) -> T:
         """Asks the Judge's model. Raises as :meth:`eval.models.metered.Agent.ask`."""

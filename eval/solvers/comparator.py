@@ -92,22 +92,21 @@ class ComparatorSolver(AnsweringSolver):
 
     async def predict(self, item: MemeItem) -> Prediction:
         """See the base class."""
-        meme = item.meme
-        shown = DecodedMeme(meme) if self.text_only else await self.stored.decoded(item)
-        calls = _ComparatorCalls(self.stored, shown, self.stored.seed)
+        shown = DecodedMeme(item.meme) if self.text_only else await self.stored.decoded(item)
+        calls, score = _ComparatorCalls(self.stored, shown, self.stored.seed), None
         match self.comparator:
             case Comparator.PLAIN:
-                harmful, score = await calls.plain(), None
+                harmful = await calls.plain()
             case Comparator.MARS:
-                harmful, score = await calls.mars(), None
+                harmful = await calls.mars()
             case Comparator.PARAPHRASE:
-                harmful, score = await calls.weighed(load(PROMPTS, "paraphrase")), None
+                harmful = await calls.weighed(load(PROMPTS, "paraphrase"))
             case Comparator.CORRECTED:
-                harmful, score = await calls.corrected(self._budget(meme)), None
+                harmful = await calls.corrected(self._budget(item.meme))
             case Comparator.SAMPLES:
-                harmful, score = await calls.samples(self._budget(meme))
+                harmful, score = await calls.samples(self._budget(item.meme))
         outcome = Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL
-        return Prediction(meme=meme.id, outcome=outcome, score=score, cost=calls.cost())
+        return Prediction(meme=item.meme.id, outcome=outcome, score=score, cost=calls.cost())
 
     def _budget(self, meme: JudgedMeme) -> int:
         # A guessed budget would silently make the comparison with the full trial unfair.

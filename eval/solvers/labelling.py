@@ -21,7 +21,7 @@ from court.record import TrialRecord, TrialState
 from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from court.second_question import QuestionBrief
-from eval.datasets.items import JudgedMeme, Outcome, Prediction, TaskAnswer
+from eval.datasets.items import Cost, JudgedMeme, Outcome, Prediction, TaskAnswer
 from eval.datasets.read import require_examples
 from eval.models.call_cache import CallsError, HitCounter
 from eval.models.metered import Agent, load
@@ -85,9 +85,9 @@ class RulingSolver:
         vote: Mapping[str, float] = {}
         if self.classifier is not None:
             decoded = DecodedMeme(meme, frames, opened.pixels_sha256, opened.bytes_sha256)
-            found = await self.classifier.probabilities(decoded)
+            answer = await self.classifier.answer(decoded)
             # Shares for single-label tasks, else the probability of each label.
-            vote = self.classifier.answer(found).scores if found is not None else {}
+            vote = answer.scores if answer is not None else {}
         cited = record.precedents.findings.exhibits if record.precedents else ()
         # Precedents without gold for this task are left out: they would appear to have none of the labels.
         labels = {
@@ -156,16 +156,15 @@ class QuestionSolver(AnsweringSolver):
         """See the base class."""
         shown = await self._needed_content(item)
         if self.classifier is not None:
-            found = await self.classifier.probabilities(shown)
-            if found is None:
+            answer = await self.classifier.answer(shown)
+            if answer is None:
                 return Prediction(meme=item.meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
-            return self._answered(item.meme, self.classifier.answer(found))
-        calls = _LabelCalls(self.stored, shown, self.stored.seed, self.question)
-        answer = await calls.answer(await self._shots(shown))
-        return self._answered(item.meme, answer).model_copy(update={"cost": calls.cost()})
-
-    def _answered(self, meme: JudgedMeme, answer: TaskAnswer) -> Prediction:
-        return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
+            cost = Cost()
+        else:
+            calls = _LabelCalls(self.stored, shown, self.stored.seed, self.question)
+            answer = await calls.answer(await self._shots(shown))
+            cost = calls.cost()
+        return Prediction(meme=item.meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer}, cost=cost)
 
     async def _needed_content(self, item: MemeItem) -> DecodedMeme:
         """The meme with the inputs that are needed: without its picture if that is neither shown nor compared."""

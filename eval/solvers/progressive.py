@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
-from court.ports import ChatModel, ChatReply, ChatRequest, Odds, PrecedentFinder, ReplicatedModel
+from court.ports import ChatModel, ChatReply, ChatRequest, PrecedentFinder, ReplicatedModel
 from court.replies import Answer, UnusableReply, parse
 from court.roles import RoleModel
 from court.verdict import Label
@@ -24,41 +23,24 @@ _CHARS = 300
 
 def fetching(proposer: RoleModel, finder: PrecedentFinder, text: str) -> RoleModel:
     """Returns the Proposer's model for the trial of a meme with this text, whose answers come with precedents."""
-    if proposer.servers is None:
-        return replace(proposer, model=FetchingModel(proposer.model, finder, text))
-    servers = FetchingModel(proposer.servers, finder, text)
-    return replace(proposer, model=servers, servers=servers)
+    servers = cast(ReplicatedModel, FetchingModel(proposer.servers or proposer.model, finder, text))
+    return replace(proposer, model=servers, servers=servers if proposer.servers else None)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchingModel:
-    """A :class:`~court.ports.ReplicatedModel` whose answers come with precedents."""
+    """A :class:`~court.ports.ReplicatedModel` whose answers come with precedents; all else is the model's own."""
 
     inner: ChatModel
     finder: PrecedentFinder
     text: str
 
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.inner.name
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Addresses of the servers, without keys."""
-        return cast(ReplicatedModel, self.inner).urls
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def pinned(self, key: str) -> FetchingModel:
         """See :meth:`court.ports.ReplicatedModel.pinned`."""
         return replace(self, inner=cast(ReplicatedModel, self.inner).pinned(key))
-
-    def room(self) -> bool:
-        """True if the current server would start one more call at once."""
-        return cast(ReplicatedModel, self.inner).room()
-
-    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """See :meth:`court.ports.ChatModel.odds`."""
-        return await self.inner.odds(request, options, within_s=within_s)
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """Returns the model's reply; an answer with the precedent that its question fetches."""

@@ -42,26 +42,22 @@ from serving.judging.request import TrialRequest
 
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
     """Builds the prediction for a meme from its finished trial. Raises ValueError: The trial is not finished."""
-    verdict, failed = record.verdict, record.failure
-    if verdict is not None:
-        outcome = Outcome(str(verdict.label))
-        reason = str(verdict.review[0].reason) if verdict.label is Label.UNDECIDED else ""
-    elif failed is not None:
-        outcome, reason = Outcome.FAILED, failed.reason
-    else:
+    verdict, failure, checked = record.verdict, record.failure, record.checked
+    if verdict is None and failure is None:
         raise ValueError(f"trial {record.trial_id} is not over")
-    checked = record.checked
-    precedent_vote = None
-    if record.precedents and record.precedents.findings.tally:
-        precedent_vote = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
+    reason = failure.reason if failure and not verdict else ""
+    if verdict is not None and verdict.label is Label.UNDECIDED:
+        reason = str(verdict.review[0].reason)
+    found = record.precedents.findings if record.precedents else None
+    voted = vote(found.tally, found.vote_settings) if found and found.tally else None
     return Prediction(
         meme=meme.id,
-        outcome=outcome,
+        outcome=Outcome(str(verdict.label)) if verdict else Outcome.FAILED,
         score=verdict.harm_score if verdict else None,
         # Only if the data set has levels to compare it with.
         level=level_of(verdict) if verdict and meme.level is not None else None,
-        vote=precedent_vote.probability if precedent_vote else None,
-        vote_harmful=precedent_vote.probability >= precedent_vote.settings.threshold if precedent_vote else None,
+        vote=voted.probability if voted else None,
+        vote_harmful=voted.probability >= voted.settings.threshold if voted else None,
         needs_review=verdict.needs_human_review if verdict else False,
         reason=reason,
         trial=record.trial_id,

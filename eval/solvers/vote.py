@@ -79,12 +79,26 @@ class LabelVotes:
     views: Mapping[str, _LabelView]
     notes: tuple[str, ...] = field(default=())
 
-    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
-        """Independent probability of each label; None if nothing of the meme can be compared."""
-        # In a thread: searching for all labels is CPU-bound and would block the event loop.
-        return await asyncio.to_thread(self._probabilities, shown)
+    async def answer(self, shown: DecodedMeme) -> TaskAnswer | None:
+        """Returns the labels more likely than not; for a task with one label per meme, the most likely one.
 
-    def _probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
+        None if nothing of the meme can be compared.
+        """
+        # In a thread: searching for all labels is CPU-bound and would block the event loop.
+        probabilities = await asyncio.to_thread(self._probabilities, shown)
+        if probabilities is None:
+            return None
+        if self.question.multi:
+            # Thresholds were chosen per label.
+            labels = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
+            return TaskAnswer(labels=self.question.in_order(labels), scores=probabilities)
+        # Independent probabilities don't add up to 1; shares do.
+        total = sum(probabilities.values())
+        shares = {label: p / total for label, p in probabilities.items()}
+        return TaskAnswer(labels=(max(shares, key=lambda label: shares[label]),), scores=shares)
+
+    def _probabilities(self, shown: DecodedMeme) -> dict[str, float] | None:
+        """Independent probability of each label."""
         frames = shown.frames if "picture" in self.question.inputs else ()
         text = _compared_text(shown.meme, self.question)
         # Embedded once for all labels.
@@ -97,17 +111,6 @@ class LabelVotes:
                 return None
             found[label] = vote.probability
         return found
-
-    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
-        """Returns the labels more likely than not; for a task with one label per meme, the most likely one."""
-        if self.question.multi:
-            # Thresholds were chosen per label.
-            labels = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
-            return TaskAnswer(labels=self.question.in_order(labels), scores=dict(probabilities))
-        # Independent probabilities don't add up to 1; shares do.
-        total = sum(probabilities.values())
-        shares = {label: p / total for label, p in probabilities.items()}
-        return TaskAnswer(labels=(max(shares, key=lambda label: shares[label]),), scores=shares)
 
 
 def open_label_votes(

@@ -102,27 +102,30 @@ class ArmModel:
 
     def _fixed(self, task: str, request: ChatRequest) -> Mapping[str, Any] | None:
         """Returns the arm's answer; None if the model is to be called."""
-        if self.arm is Arm.NO_RANK and task == "rank":
-            return {"order": []}  # results not listed stay in the source's order
-        if self.arm is Arm.NO_SELF_CONTAINED and task == "comprehensible":
-            return {"comprehensible": True}
-        if self.arm is Arm.NO_SECOND_LOOK and task in ("weigh", "comprehensible"):
-            # The document is the last part before the question; the evidence may have grown, but the fence is the same.
-            document = request.parts[-2]
-            attempt = request.call_id.attempt if request.call_id else 1
-            # A call repeated because of an unusable reply is not a second look.
-            if isinstance(document, str) and document in self._documents and attempt == 1:
-                return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}
-            self._documents.add(str(document))
+        if self.arm is not Arm.NO_SECOND_LOOK or task not in _PUT_ASIDE:
+            return _FIXED.get((self.arm, task))
+        # The document is the last part before the question; the evidence may have grown, but the fence is the same.
+        document, attempt = str(request.parts[-2]), request.call_id.attempt if request.call_id else 1
+        # A call repeated because of an unusable reply is not a second look.
+        if document in self._documents and attempt == 1:
+            return _PUT_ASIDE[task]
+        self._documents.add(document)
         return None
 
 
-_NOT_UNDERSTOOD: Mapping[str, Any] = {
-    **dict.fromkeys(("comprehensible", "new", "useful", "enough"), False),
-    "quotes": [],
-    "label": "not enough",
-    "next": [],
+_FIXED: Mapping[tuple[Arm, str], Mapping[str, Any]] = {
+    (Arm.NO_RANK, "rank"): {"order": []},  # results not listed stay in the source's order
+    (Arm.NO_SELF_CONTAINED, "comprehensible"): {"comprehensible": True},
 }
+"""Answers of arms to the questions of a step that they leave out."""
+_PUT_ASIDE: Mapping[str, Mapping[str, Any]] = {
+    "comprehensible": {"comprehensible": False},
+    "weigh": {
+        **dict.fromkeys(("comprehensible", "new", "useful", "enough"), False),
+        **{"quotes": [], "label": "not enough", "next": []},
+    },
+}
+"""Answers about a document that was put aside, and is not looked at again."""
 
 
 def _comprehensible(text: str) -> str:

@@ -20,7 +20,7 @@ from eval.probe.agents import BEGIN, PROMPTS, Category, prompt_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ProbeSpec, ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine
-from eval.probe.refining import chosen_seeds, refine, score_meme, score_text, usable
+from eval.probe.refining import chosen_seeds, refine, score_meme, score_text
 from eval.probe.topics import most_similar
 from tests.support.cast import is_repair
 from tests.support.fakes import FakeReader
@@ -413,9 +413,13 @@ def test_unreachable_server_ends_the_step_without_a_score(tmp_path):
 # Refinement
 
 
+def usable(memes):
+    return [one for one in memes if one.category == "religion" and one.usable]
+
+
 def refined(path, world, memes, spec, draw=0):
     subjects = {one.meme: subject(one.meme, one.text) for one in memes}
-    good = usable(memes, "religion")
+    good = usable(memes)
     seeds = refining.chosen_seeds(good, spec.seeds, draw)
 
     async def scene(models, _):
@@ -508,7 +512,7 @@ def test_search_stops_without_a_score_and_adds_no_example(tmp_path, monkeypatch,
 def test_searches_share_history_and_pool(tmp_path):
     spec = ProbeSpec(steps=10, seeds=2)
     steps = refined(tmp_path, scorer_giving([1, 9, 1, 9]), MEMES, spec)
-    seeds = [one.meme for one in chosen_seeds(usable(MEMES, "religion"), 2, 0)]
+    seeds = [one.meme for one in chosen_seeds(usable(MEMES), 2, 0)]
     first, second = ([step for step in steps if step.seed == seed] for seed in seeds)
     assert [step.outcome for step in first + second] == [StepOutcome.LOWER, StepOutcome.NOT_LOWER] * 2
     taken = [step.meme for step in steps]
@@ -517,7 +521,7 @@ def test_searches_share_history_and_pool(tmp_path):
 
 
 def test_seeds_are_drawn_reproducibly():
-    good = usable(MEMES, "religion")
+    good = usable(MEMES)
     assert [one.meme for one in good] == ["seed", "near", "next", "far"]
     draws = {draw: tuple(one.meme for one in chosen_seeds(good, 2, draw)) for draw in range(20)}
     assert draws == {draw: tuple(one.meme for one in chosen_seeds(good[::-1], 2, draw)) for draw in range(20)}
