@@ -37,6 +37,11 @@ def battle_key(event: Judged) -> BattleKey:
     return key_of(event.meme, event.task, event.a, event.b)
 
 
+def judged_in(events: Iterable[Event], study: str = "arena") -> list[Judged]:
+    """Selects the judgements of one study; those of others have settings of their own and must not count in it."""
+    return [event for event in events if isinstance(event, Judged) and event.study == study]
+
+
 def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, float]:
     """Returns the score of ``one`` in each battle by the panel's vote: 1 won, 0.5 tied, 0 lost.
 
@@ -53,7 +58,7 @@ def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, fl
 
 def noise_in(events: Sequence[Event], dimension: str) -> str:
     """Returns the reason why verdicts of a dimension can't rank models; empty if they can."""
-    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    fought = judged_in(events)
     decided = [event for event in fought if event.verdicts[dimension].score != 0.5]
     first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
     both_orders = judged_in_both_orders(fought, dimension)
@@ -108,19 +113,16 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     """
     panel: dict[BattleKey, list[str]] = defaultdict(list)
     by_judge: dict[str, dict[BattleKey, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for event in events:
-        if isinstance(event, Judged) and event.study == "arena":
-            word = _word(event.verdicts[OVERALL].score, event.a, event.b)
-            key = battle_key(event)
-            panel[key].append(word)
-            by_judge[event.judge][key].append(word)
+    for event in judged_in(events):
+        key = battle_key(event)
+        word = _word(key, event.a, event.verdicts[OVERALL].score)
+        panel[key].append(word)
+        by_judge[event.judge][key].append(word)
     people: dict[BattleKey, dict[str, str]] = defaultdict(dict)
-    for ratings in humans:
-        score = {"one": 1.0, "other": 0.0, "tie": 0.5}[ratings.better]
+    for rating in humans:
+        key = key_of(rating.meme, rating.task, rating.one, rating.other)
         # If a person judged a battle twice, the later verdict counts: nobody has two votes.
-        people[key_of(ratings.meme, ratings.task, ratings.one, ratings.other)][ratings.who] = _word(
-            score, ratings.one, ratings.other
-        )
+        people[key][rating.who] = _word(key, rating.one, {"one": 1.0, "other": 0.0, "tie": 0.5}[rating.better])
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs = _with(dict(sorted(panel.items())), voted)
     # A judge that contradicts itself when the order of answers is swapped has no vote on that battle.
@@ -186,12 +188,9 @@ def _with(
     return pairs
 
 
-def _word(score: float, one: str, other: str) -> str:
+def _word(key: BattleKey, model: str, score: float) -> str:
     """Names the winner regardless of the order shown: the first by name, the second, or a tie."""
-    if score == 0.5:
-        return "tie"
-    winner = one if score > 0.5 else other
-    return "first" if winner == min(one, other) else "second"
+    return {1.0: "first", 0.5: "tie", 0.0: "second"}[score if model == key.one else 1 - score]
 
 
 def _majority(words: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from eval.arena.agreement import battle_key, joint_scores
+from eval.arena.agreement import battle_key, joint_scores, judged_in
 from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins, wins_by
 from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
@@ -40,7 +40,7 @@ _NOTES = (
 def contrasts(events: Sequence[Event], models: Sequence[str], families: Mapping[str, str], draw: Draw) -> list[Row]:
     """Compares every setting of the bias study with the fused guideline or, without it, the first that was run."""
     scores: dict[Setting, dict[Battle, float]] = defaultdict(dict)
-    for event in _of_study(events):
+    for event in judged_in(events, "bias"):
         scores[event.setting][event.meme, event.task, event.a, event.b, event.judge] = event.verdicts[OVERALL].score
     # In the order of Setting: the others are compared with the first one, which is the fused guideline if it was used.
     compared = [setting for setting in Setting if setting in scores]
@@ -80,7 +80,9 @@ def _contrast(
     # float of shape (settings, judges, 1 + resamples, models)
     rated = np.stack([ratings(of) for of in scores])
     moved = rated[0] - rated[1]
-    own = np.array([[_is_own(judge, model, families) for model in models] for judge in judges])
+    # An unknown family matches nothing: two models without one are not related.
+    kin = {name: families.get(name) or (name,) for name in (*models, *judges)}
+    own = np.array([[kin[judge] == kin[model] for model in models] for judge in judges])
     shifts: list[Row] = []
     for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models)):
         points = interval(moved[j, :, t])
@@ -100,12 +102,6 @@ def _contrast(
         "other_spread": float(spreads[1, 0]),
         "wider": interval(spreads[0] - spreads[1]),
     }
-
-
-def _is_own(judge: str, model: str, families: Mapping[str, str]) -> bool:
-    family = families.get(judge, "")
-    # An unknown family matches nothing: two models without one are not related.
-    return judge == model or bool(family and family == families.get(model, ""))
 
 
 def contrast_section(contrast: Row, models: Sequence[str]) -> Section:
@@ -176,9 +172,10 @@ def bias_report(events: Sequence[Event], models: Sequence[str], judges: Sequence
     the setting ``sized_by``.
     """
     by_setting: dict[Setting, dict[str, list[Judged]]] = {}
+    fought = judged_in(events, "bias")
     # In panel order, without judges that have no judgement under a setting.
     for setting, judge in itertools.product(Setting, judges):
-        if own := [event for event in _of_study(events) if event.setting is setting and event.judge == judge]:
+        if own := [event for event in fought if event.setting is setting and event.judge == judge]:
             by_setting.setdefault(setting, {})[judge] = own
     if not by_setting:
         return None
@@ -190,10 +187,6 @@ def bias_report(events: Sequence[Event], models: Sequence[str], judges: Sequence
         "sizes": _sizes(by_setting[sized_by], models),
         "sized_by": sized_by,
     }
-
-
-def _of_study(events: Iterable[Event]) -> Iterator[Judged]:
-    return (event for event in events if isinstance(event, Judged) and event.study == "bias")
 
 
 def _under(setting: Setting, judged: Mapping[str, Sequence[Judged]], models: Sequence[str], draw: Draw) -> Row:

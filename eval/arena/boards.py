@@ -7,8 +7,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from eval.arena.agreement import battle_key, joint_scores, noise_in
-from eval.arena.events import Answered, Event, Judged
+from eval.arena.agreement import battle_key, joint_scores, judged_in, noise_in
+from eval.arena.events import Answered, Event
 from eval.arena.folder import ArenaManifest
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
@@ -131,7 +131,7 @@ def table_of(
         The table; differences of shape (battles, 4), in the order of :data:`STYLES`; and the meme and task number of
         each battle.
     """
-    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    fought = judged_in(events)
     joint = joint_scores(fought, dimension) if manifest.settings.vote == "majority" else None
     # Sorted before the shuffle, which is reproducible only if it starts from the same list. Reasons and calls are left
     # out of the sort key, so that only outcomes matter.

@@ -11,13 +11,13 @@ far fewer permutations.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 import numpy as np
 
 from court.errors import BadRequest
+from eval.arena.agreement import judged_in
 from eval.arena.boards import BoardRow, board_of, table_of
 from eval.arena.events import Answered, DifficultyRated, Event, Judged, TaskFormulated
 from eval.arena.folder import ArenaManifest
@@ -240,11 +240,12 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
         if not parts:
             raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
         answered = [event for event in events if isinstance(event, Answered)]
-        numbers = sorted(parts, key=int)
-        return found | {"groups": [_group(manifest, number, [*answered, *parts[number]]) for number in numbers]}
+        return found | {
+            "groups": [_group(manifest, number, [*answered, *parts[number]]) for number in sorted(parts, key=int)]
+        }
     group_of = groups_of(manifest, events, key)
     # Only tasks with a battle that ranks: others would make groups without any figure.
-    fought = {(e.meme, e.task) for e in events if _ranks(e)}
+    fought = {(e.meme, e.task) for e in judged_in(events)}
     if not group_of.keys() & fought:
         tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
         raise BadRequest(
@@ -256,22 +257,21 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
         # Answers are included, as each battle's style is looked up in them.
         if isinstance(event, Judged | Answered) and (event.meme, event.task) in group_of:
             parts[group_of[event.meme, event.task]].append(event)
-    groups = [_group(manifest, name, part) for name, part in sorted(parts.items()) if any(map(_ranks, part))]
+    groups = [_group(manifest, name, part) for name, part in sorted(parts.items()) if judged_in(part)]
     # Groups that are too small for ratings are also left out of the test.
     names = [group["name"] for group in groups if group["tasks"] >= LEAST_TASKS]
     if len(names) > 1:
-        inside = [event for name in names for event in parts[name]]
-        found["test"] = _test(manifest, inside, group_of, names=names, deals=deals)
+        table, _, tasks = table_of(manifest, [event for name in names for event in parts[name]], OVERALL)
+        # The test permutes tasks, not battles: battles about one task are not independent.
+        numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
+        unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
+        labels = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)
+        found["test"] = interaction(table, unit, labels, names, deals=deals, seed=manifest.seed)
     return found | {"groups": groups, "ungrouped": len(fought - group_of.keys())}
 
 
-def _ranks(event: Event) -> TypeGuard[Judged]:
-    # The bias study repeats the same battles under each setting: they would count several times.
-    return isinstance(event, Judged) and event.study == "arena"
-
-
 def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> Row:
-    tasks = {(e.meme, e.task) for e in events if _ranks(e)}
+    tasks = {(e.meme, e.task) for e in judged_in(events)}
     board = board_of(manifest, events, OVERALL)
     why = board.not_ranked
     if len(tasks) < LEAST_TASKS:
@@ -285,17 +285,6 @@ def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> Row:
         "not_rated": why,
         "models": [replace(row, rating=None) if why else row for row in board.rows],
     }
-
-
-def _test(
-    manifest: ArenaManifest, events: Sequence[Event], group_of: Mapping[Task, str], names: Sequence[str], deals: int
-) -> Row:
-    table, _, tasks = table_of(manifest, events, OVERALL)
-    # The test permutes tasks, not battles: battles about one task are not independent.
-    numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
-    unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
-    group = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)
-    return interaction(table, unit, group, names, deals=deals, seed=manifest.seed)
 
 
 def group_section(by: Row, models: Sequence[str]) -> Section:

@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.agreement import HumanVerdict, human_agreement, human_sections, judged_in_both_orders, percent
+from eval.arena.agreement import (
+    HumanVerdict,
+    human_agreement,
+    human_sections,
+    judged_in,
+    judged_in_both_orders,
+    percent,
+)
 from eval.arena.bias import bias_report, bias_sections, contrasts
 from eval.arena.boards import Board, BoardRow, board_of
 from eval.arena.events import Answered, Event, Judged, MemeDone, MemeLeftOut, NoReply, TaskFormulated
@@ -107,9 +114,7 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     """
     folder = ArenaFolder(root)
     manifest, events = folder.manifest(), folder.events()
-    # The bias study's battles run under their own settings and must not count in ratings.
-    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
-    if not fought:
+    if not (fought := judged_in(events)):
         raise BadRequest(f"{root} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
     # Ties say nothing about a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
