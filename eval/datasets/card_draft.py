@@ -156,6 +156,30 @@ class TableColumns:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the labels that numbers in a column stand for."""
 
+    def task_of(self, name: str) -> tuple[dict[str, Any], dict[str, int], str]:
+        """A column of labels as a card has it, the rows by label, and a note on ``none``."""
+        column, classes = self.columns[name], self.classes.get(name, ())
+        words = {value: value for value in column.values}
+        if classes:
+            # A number of a ClassLabel; -1 stands for none, as in a test split.
+            words = {
+                value: classes[int(value)] if value.isdecimal() and int(value) < len(classes) else "" for value in words
+            }
+        by_word = Counter[str]()
+        for value, count in column.values.items():
+            by_word[words[value]] += count
+        counts, note = label_counts(by_word)
+        by_plain = {plain_word(label): label for label in counts}
+        task = {
+            "id": re.sub(r"[^\w-]+", "_", name).strip("_") or "label",
+            "kind": "multi" if column.lists else "binary" if len(counts) == 2 else "single",
+            "of": name,
+            "labels": list(counts),
+            "map": {value: label for value, word in words.items() if (label := by_plain.get(plain_word(word)))},
+            "missing": "none",
+        }
+        return task, counts, note
+
 
 def draft_card(data: Path, id_: str = "") -> str:
     """Drafts a card of the files in a directory, or of one file.
@@ -178,10 +202,10 @@ def draft_card(data: Path, id_: str = "") -> str:
     split = split_column(found.columns)
     # The id, text and split columns are not offered as labels, even if they look like some.
     taken = {*fields.values(), split}
-    free = {name: column for name, column in found.columns.items() if name not in taken and column.is_label}
+    free = [name for name, column in found.columns.items() if name not in taken and column.is_label]
     # Two values of which one stands for none are a single label.
-    labels = [name for name, column in free.items() if len(labels_of(column, found.classes.get(name, ()))[1]) > 1]
-    if not labels:
+    tasks = [(name, task, counts) for name in free for task, counts, _ in [found.task_of(name)] if len(counts) > 1]
+    if not tasks:
         raise BadRequest(
             f"No column of {found.paths[0].name} looks like a label (2 to {_LABELS} different values of at most "
             f"{_LONGEST_LABEL} characters); it has {', '.join(list(found.columns)[:8])}. Write the card by hand: "
@@ -205,9 +229,9 @@ def draft_card(data: Path, id_: str = "") -> str:
         lines += ["", "[[splits]]", *_guesses(one)]
     lines += ["", "[fields]", *_guesses({role: name for role, name in fields.items() if name})]
     others = [name for name in found.columns if name not in fields.values()]
-    lines.append(f"# other columns: {', '.join(map(quoted, others))}")
-    for name in labels:
-        lines += ["", "[[tasks]]", *_task(found, name)]
+    lines.append(f"# other columns: {', '.join(map(_toml, others))}")
+    for name, task, counts in tasks:
+        lines += ["", "[[tasks]]", *_task(found.columns[name], task, counts)]
     return "\n".join(lines) + "\n"
 
 
@@ -220,46 +244,16 @@ def _split_of(path: Path) -> dict[str, Any]:
     return {"name": name, "role": role_of(path.stem), "files": [path.as_posix()]}
 
 
-def _task(found: TableColumns, name: str) -> list[str]:
-    column = found.columns[name]
-    mapped, counts, _ = labels_of(column, found.classes.get(name, ()))
-    lines = _guesses(task_of(name, column, mapped, counts))
+def _task(column: Column, task: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    lines = _guesses(task)
     if not column.lists:
         sides = classes_of(counts)
         # A comment, as a person has to confirm it; blank where the words don't say which label is harmful.
         blank = "" if sides else " the words don't say which labels are harmful: fill it in"
         lines.append(f"# court = {_toml(court_of(sides or {}))} {_CHECK}{blank}")
     # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
-    values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
+    values = ", ".join(f"{count:,} {_toml(value)}" for value, count in sorted(column.values.items()))
     return [*lines, f"# seen: {values}; {column.missing:,} of {column.rows:,} rows have none"]
-
-
-def labels_of(column: Column, classes: Sequence[str]) -> tuple[dict[str, str], dict[str, int], str]:
-    """Label by value, rows by label, and a note on ``none``.
-
-    Args:
-        classes: Names of the labels that numbers stand for, if the file has them.
-    """
-    words = {value: class_of(value, classes) if classes else value for value in column.values}
-    by_word = Counter[str]()
-    for value, count in column.values.items():
-        by_word[words[value]] += count
-    counts, note = label_counts(by_word)
-    by_plain = {plain_word(label): label for label in counts}
-    mapped = {value: label for value, word in words.items() if (label := by_plain.get(plain_word(word)))}
-    return mapped, counts, note
-
-
-def task_of(name: str, column: Column, mapped: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The task of a column of labels, as a card has it."""
-    return {
-        "id": re.sub(r"[^\w-]+", "_", name).strip("_") or "label",
-        "kind": "multi" if column.lists else "binary" if len(counts) == 2 else "single",
-        "of": name,
-        "labels": list(counts),
-        "map": dict(mapped),
-        "missing": "none",
-    }
 
 
 def court_of(sides: Mapping[str, bool]) -> dict[str, list[str]]:
@@ -402,29 +396,15 @@ def role_of(name: str) -> SplitRole:
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
 
 
-def class_of(value: str, classes: Sequence[str]) -> str:
-    """The label that a number of a ClassLabel stands for; empty for -1, which stands for none, as in a test split."""
-    return classes[int(value)] if value.isdecimal() and int(value) < len(classes) else ""
-
-
-def quoted(text: str) -> str:
-    """Writes a text as a string of TOML."""
-    # UTF-8 can't encode a lone surrogate: it is replaced here, and rows that contain it are reported.
-    whole = str(text).encode("utf-8", "replace").decode()
-    # A basic string in TOML is a JSON string, except for DEL.
-    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    # Bare if TOML allows it, else quoted.
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
-
-
 def _toml(value: Any) -> str:
     match value:
         case str():
-            return quoted(value)
+            # UTF-8 can't encode a lone surrogate: it is replaced here, and rows that contain it are reported.
+            whole = value.encode("utf-8", "replace").decode()
+            # A basic string in TOML is a JSON string, except for DEL.
+            return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            return f"{{ {', '.join(f'{_key(key)} = {_toml(one)}' for key, one in value.items())} }}"
-        case _:
-            return f"[{', '.join(map(_toml, value))}]"
+            # Keys are bare if TOML allows it, else quoted.
+            keys = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key) for key in value}
+            return f"{{ {', '.join(f'{keys[key]} = {_toml(one)}' for key, one in value.items())} }}"
+    return f"[{', '.join(map(_toml, value))}]"

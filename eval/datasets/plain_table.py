@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, DatasetCard, SplitRole, card_of
@@ -13,11 +14,9 @@ from eval.datasets.card_draft import (
     court_of,
     id_column,
     inspect_files,
-    labels_of,
     named_column,
     split_column,
     splits_of,
-    task_of,
 )
 from retrieval.library.cells import plain_word
 from retrieval.library.readers import classes_of, counted
@@ -81,7 +80,7 @@ def read_plain_table(
         raise BadRequest(f"{pictures} is no folder of pictures.", reason="DATA_MISSING", field="pictures")
     found = inspect_files([path])
     of_field = _columns(path, found, pairs)
-    mapped, counts, notes = _labels(path, found, of_field["label"], lists=not two_sided)
+    task, counts, notes = _labels(path, found, of_field["label"], lists=not two_sided)
     sides = classes_of(counts, tuple(filter(None, map(str.strip, harmful.split(",")))))
     if sides is None and two_sided:
         raise BadRequest(
@@ -90,7 +89,6 @@ def read_plain_table(
             reason="LABEL_UNKNOWN",
             field="harmful",
         )
-    task = task_of(of_field["label"], found.columns[of_field["label"]], mapped, counts)
     if sides and task["kind"] != "multi":
         task["court"] = court_of(sides)
         words = (counted({label: counts[label] for label in labels}) for labels in task["court"].values())
@@ -171,8 +169,8 @@ def _in_words(columns: Mapping[str, Column]) -> str:
 
 def _labels(
     path: Path, found: TableColumns, name: str, *, lists: bool
-) -> tuple[dict[str, str], dict[str, int], list[str]]:
-    """Label by value, rows by label, and notes on missing values."""
+) -> tuple[dict[str, Any], dict[str, int], list[str]]:
+    """The task of a column of labels, rows by label, and notes on missing values."""
     column = found.columns[name]
     if column.many or (column.lists and not lists):
         raise BadRequest(
@@ -181,7 +179,7 @@ def _labels(
             reason="COLUMN_UNKNOWN",
             field="column",
         )
-    mapped, counts, note = labels_of(column, found.classes.get(name, ()))
+    task, counts, note = found.task_of(name)
     if len(counts) < 2:
         raise BadRequest(
             f"{path.name}: column {name} has {f'only the label {counted(counts)}' if counts else 'no label'}, and two "
@@ -189,8 +187,8 @@ def _labels(
             reason="LABEL_UNKNOWN",
             field="column",
         )
-    missing = column.missing + sum(count for value, count in column.values.items() if value not in mapped)
+    missing = column.missing + sum(count for value, count in column.values.items() if value not in task["map"])
     notes = [note] if note else []
     if missing:
         notes.append(f"{missing:,} of {column.rows:,} rows have no label.")
-    return mapped, counts, notes
+    return task, counts, notes
