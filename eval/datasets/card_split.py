@@ -17,7 +17,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import Block, Numbered, RecordFile, as_blocks, kind_of, truths_of, unpacked_pictures
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
-from retrieval.library.picture_finder import LOOKED_FOR, PICTURE_ENDINGS, DatasetPictures, Named
+from retrieval.library.picture_finder import PICTURE_ENDINGS, DatasetPictures
 from retrieval.library.sources import Problem
 from retrieval.library.tables import parse_object, read_text
 
@@ -206,8 +206,8 @@ class JoinedFiles:
             try:
                 if isinstance(record, str):
                     raise BadCell(record)
-                # Excluded columns are not read from joined files either; a joined file holds no pictures.
-                for name in (*self._card.layout.never_read, *MADE_NAMES, "@picture"):
+                # Excluded columns are not read from joined files either.
+                for name in (*self._card.layout.never_read, *MADE_NAMES):
                     record.pop(name, None)
                 word = str(rows) if key == _BY_ROW else (word_of(record.get(key), key) or "").strip()
                 if not word:
@@ -221,9 +221,6 @@ class JoinedFiles:
             self._by_row.append((file.path, rows))
         return table
 
-
-_FIRST = 5_000
-"""Maximum number of memes held in memory while the folder of pictures is searched for."""
 
 DOUBLED = "its id stands in the file already"
 """Reason for which a row with the id of another is refused."""
@@ -285,32 +282,17 @@ class CardReader:
         Args:
             doubts: List that receives the error if several files match a name; None to raise it.
         """
-        waiting, names = list[MemeBlock](), list[Named]()
-        located = self.card.fields.picture is None
-
-        def locate() -> None:
+        if self.card.fields.picture is not None:
+            # Named by a reader of its own, which stops after the first names.
+            first = CardReader(self.card, self.data, self.split.name)
+            names = (one for block in first.blocks() for one in block.pictures() if one[0])
             try:
                 self.pictures.find_folder(names)
             except BadRequest as error:
                 if doubts is None:
                     raise
                 doubts.append(error.message)
-
-        for block in self.blocks():
-            waiting.append(block)
-            if not located:
-                names += (one for one in block.pictures() if one[0])
-                # If most rows have no picture, many are read, but not all: they are held in memory.
-                if len(names) < LOOKED_FOR and sum(map(len, waiting)) < _FIRST:
-                    continue
-                # Rows without a picture need no folder.
-                if located := bool(names):
-                    locate()
-            yield from waiting
-            waiting.clear()
-        if not located:
-            locate()
-        yield from waiting
+        yield from self.blocks()
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names."""

@@ -107,16 +107,27 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
 
     The function returns None if there is no value: the column is absent, or its cell is empty or NaN.
     """
-    origin = _origin(expression, join_of)
-    none = frozenset(expression.none)
+    # Bound once, so that rows need no access to the card.
+    const, names, path, none = expression.const, expression.list_, expression.path, frozenset(expression.none)
+    joined = join_of(expression.join) if expression.join else None
+    column = expression.join.column if expression.join else expression.column
+    is_named_by_row = bool(placeholders_of(column))
     otherwise = compile_expression(expression.else_, join_of) if expression.else_ else None
-    # Most expressions only name a column and are called for each row: a wrapper around the lookup would double the
-    # calls.
-    if expression.model_fields_set <= _ORIGINS:
-        return origin
+    # Most expressions only name a column and are called for each row.
+    is_plain = expression.model_fields_set <= _ORIGINS
 
     def value(record: Record) -> Any:
-        found = origin(record)
+        found: Any = const
+        if path:
+            found = _nested(record, path)
+        elif names:
+            # Empty cells are left out, so that a list of annotators' votes has one element per vote.
+            found = [cell for cell in map(record.get, names) if not is_missing(cell)]
+        elif column:
+            row = record if joined is None else joined(record)
+            found = row.get(fill(column, record) if is_named_by_row else column)
+        if is_plain:
+            return found
         # Verbs never see a missing value, so that each can use its cell as is; `else` comes after them and gets the
         # row.
         if not is_missing(found):
@@ -130,48 +141,20 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
     return value
 
 
-def _origin(expression: Expression, join_of: JoinOf) -> Compiled:
-    if expression.const is not None:
-        constant = expression.const
-        return lambda _: constant
-    # A compiled expression binds its parts once, so that rows need no access to the card.
-    if expression.join is not None:
-        join, joined = expression.join, join_of(expression.join)
-        if placeholders_of(join.column):
-            return lambda record: joined(record).get(fill(join.column, record))
-        return lambda record: joined(record).get(join.column)
-    if expression.list_:
-        names = expression.list_
-        # Empty cells are left out, so that a list of annotators' votes has one element per vote.
-        return lambda record: [cell for cell in map(record.get, names) if not is_missing(cell)]
-    if expression.path:
-        return _nested(expression.path)
-    column = expression.column
-    if placeholders_of(column):
-        return lambda record: record.get(fill(column, record))
-    return lambda record: record.get(column)
-
-
-def _nested(path: str) -> Compiled:
-    parts = path.split(".")
-
-    def value(record: Record) -> Any:
-        found: Any = record
-        for part in parts:
-            if isinstance(found, Mapping):
-                found = found.get(part)
-            # Digits only: a negative index would take elements from the end, which no card means by a path.
-            elif isinstance(found, list) and part.isdecimal():
-                found = found[int(part)] if int(part) < len(found) else None
-            # An absent object means no value; a value of another type means that the card does not fit the file, which
-            # must not go unnoticed.
-            elif is_missing(found):
-                return None
-            else:
-                raise BadCell(f"there is no {part} in it", path)
-        return found
-
-    return value
+def _nested(found: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(found, Mapping):
+            found = found.get(part)
+        # Digits only: a negative index would take elements from the end, which no card means by a path.
+        elif isinstance(found, list) and part.isdecimal():
+            found = found[int(part)] if int(part) < len(found) else None
+        # An absent object means no value; a value of another type means that the card does not fit the file, which must
+        # not go unnoticed.
+        elif is_missing(found):
+            return None
+        else:
+            raise BadCell(f"there is no {part} in it", path)
+    return found
 
 
 def _changed(value: Any, verbs: Expression) -> Any:

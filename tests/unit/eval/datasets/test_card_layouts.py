@@ -223,7 +223,7 @@ def test_mmhs150k_has_votes_and_splits_by_ids(tmp_path):
 
 
 def test_picture_folder_is_found_even_by_late_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.datasets.card_split._FIRST", 5)
+    monkeypatch.setattr("eval.datasets.record_files._BATCH", 2)
     rows = [row | {"image": "m6.png" if row["id"] == "m6" else ""} for row in ROWS]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "elsewhere").mkdir()
