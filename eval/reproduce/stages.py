@@ -79,11 +79,14 @@ def plan_stages(
         ]
         if unknown := [name for name in spec.models if name not in models]:
             missing.append(f"the file of models (--models) has no {', '.join(unknown)}")
+        named = models.get(spec.models[0], {}) if spec.models else {}
+        # Commands of a court have their key from the settings: another one would be left out without a word.
+        if named.get("api_key_env") and "{models}" not in spec.command:
+            missing.append("give its key as MEMECOURT_LLM__API_KEY, and no api_key_env in the file of models")
         missing += [f"it needs the stage {one}" for one in spec.after if one in lacking]
         if spec.among and len(set(spec.among) - lacking) < 2:
             missing.append("it needs two of the stages before it")
         lacking |= {spec.id} if missing else set()
-        named = models.get(spec.models[0], {}) if spec.models else {}
         url = named.get("url") or ""
         own = {name: _limited({**table, **tables.get(name, {})}, limit) for name, table in spec.tables.items()}
         content = "".join(f"{name} = {_toml(table)}\n" for name, table in {"models": models, **own}.items())

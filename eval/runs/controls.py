@@ -116,21 +116,6 @@ class RandomFinder(ReversedFinder):
         )
 
 
-_SPOILT = (
-    (
-        Control.SHUFFLED,
-        "The library's labels were shuffled",
-        "The labels of this library were not shuffled. Prepare one that has them so",
-    ),
-    (
-        Control.LEAKS,
-        "The library has precedents that are too near to judged memes",
-        "From this library, what is too near to a judged meme was left out. Prepare one that has it",
-    ),
-)
-"""Controls that need a special library, whose name says so, with the errors for using or missing it by mistake."""
-
-
 def with_control(court: Court, control: str, seed: int) -> Court:
     """The court with this control; unchanged if ``control`` is empty.
 
@@ -139,17 +124,13 @@ def with_control(court: Court, control: str, seed: int) -> Court:
     altered = alteration_of(control) is not None
     if control and not altered and control not in list(Control):
         raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")
-    for spoilt, why, missing in _SPOILT:
+    for spoilt in (Control.SHUFFLED, Control.LEAKS):
         marked = spoilt in court.finder.library.name
         # Such a library has false labels or leaks answers: used by mistake, it would spoil figures unnoticed.
         if marked and control != spoilt:
-            raise BadRequest(f"{why}: it is good for that control and nothing else.")
+            raise BadRequest(f"This library was prepared for the control {spoilt}, and is good for nothing else.")
         if control == spoilt and not marked:
-            raise BadRequest(f"{missing} for this control.")
-    # Memes are changed before the trial, and a library was changed during preparation.
-    elsewhere = (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS, Control.RESEEDED, Control.FETCHING)
-    if not control or altered or control in elsewhere:
-        return court
+            raise BadRequest(f"The control {spoilt} needs a library that was prepared for it.")
     if control == Control.REVERSED:
         return replace(court, finder=ReversedFinder(court.finder))
     if control == Control.RANDOM:
@@ -157,7 +138,8 @@ def with_control(court: Court, control: str, seed: int) -> Court:
         if not isinstance(finder, LibraryFinder):
             raise BadRequest("Precedents can only be drawn at random from a library.")
         return replace(court, finder=RandomFinder(finder, seed))
-    return replace(court, settings=court.settings.model_copy(update={"swap_sides": True}))
+    # Others change memes before their trial, the settings, or the library while it is prepared.
+    return court
 
 
 ALTERED = "altered: "

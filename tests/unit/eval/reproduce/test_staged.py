@@ -183,6 +183,8 @@ def test_court_is_run_at_the_model_s_server_or_one_that_is_started(model, words,
     command = " ".join(planned["7b-harm-c"].words)
     assert f" {words} --out" in command and not planned["7b-harm-c"].missing
     assert command.endswith("--preset as-published --drop-precedents --encoder builtin --seed 0")
+    keyed = plan_stages(read_paper("memecourt"), tmp_path, tmp_path, {"7b": {**model, "api_key_env": "KEY"}}, tables={})
+    assert "MEMECOURT_LLM__API_KEY" in {plan.spec.id: plan for plan in keyed}["7b-harm-c"].missing
     assert "has no main" in planned["main-harm-c"].missing and "main-harm-c" in planned["main-7b"].missing
 
 
