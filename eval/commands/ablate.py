@@ -27,6 +27,8 @@ from eval.studies.arms import ModelOf, Study, arms_named, run_study
 from eval.synthetic.world import GROUPS
 from serving.cli.common import FILE
 
+_OF_CARD = ("n", "unanswered", "failed", "figures", "baseline", "gold")
+
 
 @click.command()
 @study_options(procedure="full", split="test")
@@ -128,9 +130,10 @@ def ablation_json(
             **_calls(arm),
             **{name: value for name, value in asdict(one).items() if name != "changed"},
             "corrected_p": p,
-            "card": asdict(task_card(arm, protocol, seed=seed)),
+            "card": {name: value for name, value in asdict(card).items() if name in _OF_CARD},
         }
         for (arm, one), p in zip(compared, corrected, strict=True)
+        for card in [task_card(arm, protocol, seed=seed)]
     ]
 
 
