@@ -14,10 +14,19 @@ from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_rows import TEXT_FIELDS, ColumnRule, MemeBlock, RowRules, column_rule, faults_of
 from eval.datasets.items import JudgedMeme
-from eval.datasets.record_files import Block, Numbered, RecordFile, as_blocks, kind_of, truths_of, unpacked_pictures
+from eval.datasets.record_files import (
+    Block,
+    Numbered,
+    RecordFile,
+    as_blocks,
+    kind_of,
+    tree_rows,
+    truths_of,
+    unpacked_pictures,
+)
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
-from retrieval.library.picture_finder import PICTURE_ENDINGS, DatasetPictures
+from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
 from retrieval.library.tables import parse_object, read_text
 
@@ -91,18 +100,6 @@ def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> B
         f"{', …' if len(folders) > 4 else ''}).{source}",
         reason="DATA_MISSING",
     )
-
-
-def tree_rows(folder: Path) -> Iterator[Numbered]:
-    """One row for every picture in a folder and its subfolders, sorted by name."""
-    # rglob does not follow links: they may lead out of the folder or form a cycle.
-    paths = (
-        sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_ENDINGS) if folder.is_dir() else []
-    )
-    for number, path in enumerate(paths, 1):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            yield number, {"@path": name, "@name": path.name, "@stem": path.stem, "@parent": path.parent.name}
 
 
 class JoinedFiles:
@@ -310,9 +307,6 @@ class CardReader:
 
     def _blocks(self, path: Path) -> Iterator[Block]:
         layout = self.card.layout
-        if layout.kind is FileKind.TREE:
-            yield from as_blocks(tree_rows(path))
-            return
         columns = self.card.columns() | set(self._columns)
         # Column names with a placeholder are not known in advance: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())

@@ -7,14 +7,14 @@ and, for papers that measure something else than a card's tasks, in ``published/
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, FileKind, SplitRole, read_card
-from eval.datasets.card_split import located, tree_rows
+from eval.datasets.card import DatasetCard, SplitRole, read_card
+from eval.datasets.card_split import located
 from eval.datasets.record_files import RecordFile, row_count
 from retrieval.library.tables import parse_object, read_text
 
@@ -124,7 +124,7 @@ def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
     place = located(card, data, train.files)
     kind = card.layout.kind
     # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
-    if place is None or train.where or train.ids or (count := row_count_of(card, place[0])) == train.rows:
+    if place is None or train.where or train.ids or (count := row_count(place[0], kind)) == train.rows:
         return None
     for other in known_cards():
         same = other.id != card.id and other.layout.kind is kind
@@ -135,9 +135,6 @@ def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
 
 def fits(card: DatasetCard, path: Path) -> bool:
     """True if a file has the columns that a card requires in every row."""
-    if card.layout.kind is FileKind.TREE:
-        # A tree of pictures has no columns to compare.
-        return True
     fields = (card.fields.id, card.fields.picture, card.fields.text)
     # Columns with a placeholder are only known per row, and those with @ are made by the reader.
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
@@ -148,12 +145,6 @@ def fits(card: DatasetCard, path: Path) -> bool:
         return any(wanted <= set(record) for record in records)
     except BadRequest:
         return False
-
-
-def row_count_of(card: DatasetCard, paths: Iterable[Path]) -> int:
-    """Number of rows of some files of a card."""
-    kind = card.layout.kind
-    return sum(len(list(tree_rows(path))) if kind is FileKind.TREE else row_count(path, kind) for path in paths)
 
 
 _PUBLISHED = Path(__file__).parent / "published"
@@ -195,7 +186,7 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
         if id_.startswith("synthetic") or mistaken_for(card, data):
             continue
         for name, (paths, surely) in found.items():
-            counted = row_count_of(card, paths) == card.split(name).rows
+            counted = row_count(paths, card.layout.kind) == card.split(name).rows
             # Many data sets share file names such as "train.jsonl", hence the columns are checked.
             if (surely or counted) and fits(card, paths[0]):
                 claims.setdefault(paths[0], {})[id_] = (surely, counted)

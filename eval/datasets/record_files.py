@@ -23,6 +23,7 @@ from court.digests import digest
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from retrieval.library.cells import BadCell
+from retrieval.library.picture_finder import PICTURE_ENDINGS
 from retrieval.library.tables import csv_blocks, header_of, parse_object, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
@@ -176,17 +177,33 @@ class RecordFile:
             case FileKind.PARQUET | FileKind.ARROW:
                 return _column_store(self)
             case FileKind.TREE:
-                raise ValueError(f"{self.kind} is no kind of a single file")
+                return as_blocks(tree_rows(self.path))
 
 
-def row_count(path: Path, kind: FileKind) -> int:
-    """Rows of a file; for JSON lines, those that are not blank. Raises BadRequest like reading them."""
-    # Without parsing, because recognising a data set counts every candidate file.
-    if kind is FileKind.JSONL:
-        with path.open("rb") as lines:
-            return sum(not line.isspace() for line in lines)
-    # Without columns, as a count needs none: Parquet then reads next to nothing.
-    return sum(len(block.numbers) for block in RecordFile(path, kind, frozenset()).blocks())
+def row_count(paths: Iterable[Path], kind: FileKind) -> int:
+    """Rows of files; for JSON lines, those that are not blank. Raises BadRequest like reading them."""
+    count = 0
+    for path in paths:
+        # Without parsing, because recognising a data set counts every candidate file.
+        if kind is FileKind.JSONL:
+            with path.open("rb") as lines:
+                count += sum(not line.isspace() for line in lines)
+        # Without columns, as a count needs none: Parquet then reads next to nothing.
+        else:
+            count += sum(map(len, RecordFile(path, kind, frozenset()).blocks()))
+    return count
+
+
+def tree_rows(folder: Path) -> Iterator[Numbered]:
+    """One row for every picture in a folder and its subfolders, sorted by name."""
+    # rglob does not follow links: they may lead out of the folder or form a cycle.
+    paths = (
+        sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_ENDINGS) if folder.is_dir() else []
+    )
+    for number, path in enumerate(paths, 1):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            yield number, {"@path": name, "@name": path.name, "@stem": path.stem, "@parent": path.parent.name}
 
 
 def kind_of(path: Path) -> FileKind | None:
