@@ -45,27 +45,27 @@ class World:
         np.fill_diagonal(won, 0)
         return rated(fit(won), None)
 
-    def table(self, seed: int) -> Battles:
-        """Simulates one table of battles."""
+    def table(self, seed: int, more: Floats | float = 0.0) -> Battles:
+        """Simulates one table of battles, task by task.
+
+        Args:
+            more: Further log-odds of the models, float of shape (memes, tasks, models).
+        """
         rng = np.random.default_rng(seed)
-        n = len(self.strengths)
-        left, right, score, meme = [], [], [], []
-        for number in range(self.memes):
-            # Drawn once per meme: battles over the same meme are correlated, as in an arena.
-            fit_ = np.array(self.strengths) + rng.normal(0, self.meme_effect, n)
-            for _ in range(self.tasks):
-                three = rng.choice(n, 3, replace=False)
-                for i, j in ((0, 1), (0, 2), (1, 2)):
-                    # In random order, as judges are shown answers.
-                    a, b = rng.permutation(three[[i, j]])
-                    won = float(rng.random() < 1 / (1 + np.exp(fit_[b] - fit_[a])))
-                    left.append(a)
-                    right.append(b)
-                    score.append(0.5 if rng.random() < self.ties else won)
-                    meme.append(number)
-        places = (np.array(column, dtype=np.int64) for column in (left, right))
+        n, shape = len(self.strengths), (self.memes, self.tasks, 3)
+        # Drawn once per meme: battles over the same meme are correlated, as in an arena.
+        theta = (
+            self.strengths + rng.normal(0, self.meme_effect, (self.memes, 1, n)) + np.zeros((1, self.tasks, 1)) + more
+        )
+        three = rng.permuted(np.broadcast_to(np.arange(n), (*shape[:2], n)), axis=2)[:, :, :3]
+        # In random order, as judges are shown answers.
+        left, right = np.moveaxis(rng.permuted(three[:, :, [[0, 1], [0, 2], [1, 2]]], axis=3), 3, 0)
+        lead = np.take_along_axis(theta, left, axis=2) - np.take_along_axis(theta, right, axis=2)
+        score = (rng.random(shape) < 1 / (1 + np.exp(-lead))).astype(np.float64)
+        score[rng.random(shape) < self.ties] = 0.5
+        meme = np.broadcast_to(np.arange(self.memes)[:, None, None], shape)
         names = tuple(f"model {place}" for place in range(n))
-        return Battles(names, *places, np.array(score), np.array(meme, dtype=np.int64))
+        return Battles(names, *(column.ravel() for column in (left, right, score, meme)))
 
 
 def coverage(world: World, tables: int, *, resamples: int) -> tuple[float, float]:

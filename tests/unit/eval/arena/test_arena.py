@@ -333,51 +333,38 @@ def test_undefeated_model_leaves_win_rates_and_elo_without_ratings(tmp_path):
     assert [row.model for row in rows] == ["ash", "beech", "cedar", "absent"] and rows[-1].win_rate is None
 
 
-def always(verdict):
-    """Returns a ``says`` with which a judge always gives this verdict, whatever the answers."""
-
-    def says(request, usual):
-        if "why" not in usual:
-            return usual
-        return {**usual, **dict.fromkeys(DIMENSIONS, verdict)}
-
-    return says
+def says_of(verdict_on):
+    """Returns a ``says`` with which a judge gives this verdict on a request, whatever the answers' quality."""
+    return lambda request, usual: usual | dict.fromkeys(DIMENSIONS, verdict_on(request)) if "why" in usual else usual
 
 
-@pytest.mark.parametrize(("verdict", "place", "swapped"), [("A", "first", False), ("B", "second", True)])
-def test_judges_choosing_by_position_give_no_ranking(tmp_path, verdict, place, swapped):
-    voices = {name: ArenaModel(name, THREE, says=always(verdict)) for name in THREE}
+NOISE = {
+    "first": (lambda _: "A", False, "the answer shown first won"),
+    "second": (lambda _: "B", True, "the answer shown second won"),
+    "random": (lambda request: random.Random(str(request.parts)).choice("AB"), True, "a coin could have given too"),
+}
+
+
+@pytest.mark.parametrize(("verdict_on", "swapped", "why"), NOISE.values(), ids=NOISE)
+def test_judges_that_take_no_notice_of_answers_give_no_ranking(tmp_path, verdict_on, swapped, why):
+    voices = {name: ArenaModel(name, THREE, says=says_of(verdict_on)) for name in THREE}
     Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=swapped).hold()
     board = leaderboard(tmp_path)
-    overall = board.overall
-    assert f"No ranking: the answer shown {place} won" in overall.not_ranked
-    assert ("both orders" in overall.not_ranked) is not swapped, (
-        "the advice to judge in both orders is only for those who did not"
-    )
-    assert all((row.rating, row.elo, row.first) == (None, None, None) for row in overall.rows)
-    assert [row.model for row in overall.rows] == sorted(THREE), "sorted by name, because there are no ranks"
+    assert why in board.overall.not_ranked
+    advice = "have battles judged in both orders" in board.overall.not_ranked
+    assert advice is not swapped, "the advice to judge in both orders is only for those who did not"
+    assert all((row.rating, row.elo, row.first) == (None, None, None) for row in board.overall.rows)
+    assert [row.model for row in board.overall.rows] == sorted(THREE), "sorted by name, because there are no ranks"
     report = board_text(board)
     assert "No ranking" in report and not re.search(r"\d{3,4} \[", report)
 
 
 def test_reports_give_no_share_when_no_battle_was_decided(tmp_path):
-    voices = {name: ArenaModel(name, THREE, says=always("both good")) for name in THREE}
+    voices = {name: ArenaModel(name, THREE, says=says_of(lambda _: "both good")) for name in THREE}
     Arena(tmp_path, memes=2, strengths=THREE, voices=voices).hold()
     board = leaderboard(tmp_path)
     assert "No battle was decided" in board_text(board) and "No battle was decided" in board_page(board)
     assert "0 decided battles" not in board_text(board) + board_page(board)
-
-
-def test_judges_contradicting_themselves_in_both_orders_give_no_ranking(tmp_path):
-    def says(request, usual):
-        if "why" not in usual:
-            return usual
-        draw = random.Random(str(request.parts)).random()
-        return {**usual, **dict.fromkeys(DIMENSIONS, "A" if draw < 0.5 else "B")}
-
-    voices = {name: ArenaModel(name, THREE, says=says) for name in THREE}
-    Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=True).hold()
-    assert "a coin could have given too" in leaderboard(tmp_path).overall.not_ranked
 
 
 def test_panel_votes_are_pooled_or_joined(tmp_path):

@@ -10,40 +10,26 @@ from court.errors import BadRequest
 from eval.arena.folder import FixedTask
 from eval.arena.groups import LEAST_TASKS, _dealt, boards_by, group_section, groups_of, interaction, step_down
 from eval.arena.leaderboard import leaderboard
-from eval.arena.ranking.battles import Battles, wins
+from eval.arena.ranking.battles import wins
 from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
 from eval.session.directory import json_line
+from tests.support.arena_simulation import World
 from tests.support.arena_world import Arena, ArenaModel, output_of
 
-MODELS = ("a", "b", "c", "d")
 THREE = ("ash", "beech", "cedar")
 
 
 def simulated(seed, *, memes=60, planted=0.0, meme_effect=0.7, within=False):
-    """Battles of four models over memes of two groups; in the second, ``d`` is weaker by ``planted`` units of log-odds.
+    """Battles of four models over memes of two groups; in the second, the last is weaker by ``planted`` in log-odds.
 
     Each meme has two tasks: both of the same group or, if ``within``, one of each.
     """
-    rng = np.random.default_rng(seed)
-    left, right, score, meme, unit, group = [], [], [], [], [], []
-    for number in range(memes):
-        suits = rng.normal(0, meme_effect, 4)
-        for task in range(2):
-            which = task if within else number % 2
-            theta = np.array([0.6, 0.2, 0.0, 0.2]) + suits - np.array([0, 0, 0, planted]) * which
-            group.append(which)
-            three = rng.choice(4, 3, replace=False)
-            for i, j in ((0, 1), (0, 2), (1, 2)):
-                a, b = three[i], three[j]
-                left.append(a)
-                right.append(b)
-                score.append(float(rng.random() < 1 / (1 + np.exp(theta[b] - theta[a]))))
-                meme.append(number)
-                unit.append(len(group) - 1)
-    left, right, meme = (np.array(column, dtype=np.int64) for column in (left, right, meme))
-    table = Battles(MODELS, left, right, np.array(score), meme)
-    return table, np.array(unit, dtype=np.int64), np.array(group, dtype=np.int64)
+    meme, task = np.indices((memes, 2))
+    group = task if within else meme % 2
+    world = World((0.6, 0.2, 0.0, 0.2), meme_effect=meme_effect, ties=0.0, memes=memes, tasks=2)
+    table = world.table(seed, -planted * group[:, :, None] * np.array([0, 0, 0, 1]))
+    return table, np.arange(len(table)) // 3, group.ravel()
 
 
 def interaction_of(seed, *, deals=199, **world):
@@ -71,7 +57,7 @@ def test_planted_weakness_is_found_and_named(within):
     assert found["p"] < 0.01
     worst = min(found["differences"], key=lambda one: one["p"])
     # Reported for the first group, in which it is stronger.
-    assert (worst["model"], worst["group"]) == ("d", "one") and worst["p"] < 0.05
+    assert (worst["model"], worst["group"]) == ("model 3", "one") and worst["p"] < 0.05
     assert worst["points"].value > 100 and worst["points"].low > 0
 
 

@@ -19,14 +19,6 @@ from eval.scores.measure import Figure
 from tests.support.arena_world import judged
 
 
-def chance_ndcg(reference):
-    return closeness(reference, reference)["chance"]
-
-
-def kendall(ratings, reference):
-    return closeness(ratings, reference)["tau"]
-
-
 def scores(order):
     """Scores by which the first model is the best."""
     return {model: float(-place) for place, model in enumerate(order)}
@@ -39,23 +31,30 @@ def test_ndcg_matches_its_definition():
     assert ndcg(scores("bac"), reference) == pytest.approx((1 + 2 / math.log2(3)) / ideal)
     assert ndcg(scores("cba"), reference) == pytest.approx((1 / math.log2(3) + 2 / math.log2(4)) / ideal)
     # Even a reversed ranking scores far above 0, which is why Kendall's τ is reported too.
-    assert ndcg(scores("cba"), reference) > 0.6 and kendall(scores("cba"), reference) == -1
+    assert ndcg(scores("cba"), reference) > 0.6 and closeness(scores("cba"), reference)["tau"] == -1
 
 
-def test_chance_ndcg_is_the_mean_over_all_orders():
-    for size in (2, 3, 5):
-        models = "abcde"[:size]
-        every = [ndcg(scores(order), scores(models)) for order in itertools.permutations(models)]
-        assert chance_ndcg(scores(models)) == pytest.approx(sum(every) / len(every))
-    level = {"a": 1.0, "b": 1.0, "c": 0.0}
-    every = [ndcg(scores(order), level) for order in itertools.permutations("abc")]
-    assert chance_ndcg(level) == pytest.approx(sum(every) / len(every))
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_chance_ndcg_is_the_mean_over_all_orders(size):
+    for reference in (scores("abcde"[:size]), scores("abcde"[:size]) | {"b": 0.0}):
+        every = [ndcg(scores(order), reference) for order in itertools.permutations(reference)]
+        assert closeness(reference, reference)["chance"] == pytest.approx(np.mean(every))
+
+
+def test_tied_models_count_as_the_mean_over_their_orders():
+    reference = scores("abcd")
+    level = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
+    found = closeness(level, reference)
+    orders = [ndcg(scores(("a", *others)), reference) for others in itertools.permutations("bcd")]
+    assert found["ndcg"] == pytest.approx(np.mean(orders))
+    assert found["tau"] == pytest.approx(kendalltau([1, 0, 0, 0], [0, -1, -2, -3]).statistic)
+    assert closeness(dict.fromkeys("abcd", 0.0), reference)["tau"] is None
 
 
 def test_two_published_ndcg_values_are_below_chance():
     models = "abcdefghijklmno"
     reference = scores(models)
-    assert chance_ndcg(reference) == pytest.approx(0.807, abs=5e-4)
+    assert closeness(reference, reference)["chance"] == pytest.approx(0.807, abs=5e-4)
     assert ndcg(scores(models[::-1]), reference) == pytest.approx(0.614, abs=5e-4)
     assert ndcg(scores(models[1:] + "a"), reference) == pytest.approx(0.958, abs=5e-4)
     # Both of the published .68 are worse than chance, which a fall of the best model alone can't explain.
@@ -104,15 +103,6 @@ def test_joint_vote_is_one_battle_and_even_votes_are_ties():
         ((("b", "a", Verdict.B_FAR), b_wins, b_wins, b_wins), 0.0),
     ):
         assert joint_scores(votes(*ballots), "overall") == {key: score}, ballots
-
-
-def test_tied_models_count_as_the_mean_over_their_orders():
-    reference = scores("abcd")
-    level = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
-    orders = [ndcg(scores(("a", *others)), reference) for others in itertools.permutations("bcd")]
-    assert ndcg(level, reference) == pytest.approx(sum(orders) / len(orders))
-    assert kendall(dict.fromkeys("abcd", 0.0), reference) is None
-    assert kendall(level, reference) == pytest.approx(kendalltau([1, 0, 0, 0], [0, -1, -2, -3]).statistic)
 
 
 def test_self_preference_is_measured_against_impartial_judges():
@@ -173,7 +163,7 @@ def test_larger_panels_approach_the_full_panel():
                 own[event.a if event.verdicts["overall"] is Verdict.A else event.b] += 1
         assert agreement["joint"] == pytest.approx(ndcg(own, won))
         assert agreement["joint_tau"] == pytest.approx(kendalltau(list(own.values()), list(won.values())).statistic)
-        assert agreement["joint_chance"] == pytest.approx(chance_ndcg(won))
+        assert agreement["joint_chance"] == pytest.approx(closeness(won, won)["chance"])
     assert panel["joint"] > panel["ndcg"], "a judge agrees with itself"
     assert 0.6 < chances[0] < 1 and chances[0] == pytest.approx(chances[-1])
 
