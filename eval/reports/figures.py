@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from court.events import Side
-from eval.datasets.items import Prediction
 from eval.reports.svg import TIP, Ink, drawing, themed
 from eval.scores.courses import Rounds
+from eval.scores.measure import TaskArrays, right_answers
 from eval.scores.metrics import Bin
 
 if TYPE_CHECKING:
@@ -81,30 +81,25 @@ def rounds(found: Sequence[Rounds], name: str) -> str | None:
         return themed(figure, name, f"Rounds per side by gold label. {words}.")
 
 
-def curves(gold: Sequence[bool], predictions: Sequence[Prediction], name: str) -> list[tuple[str, str]]:
-    """Name and figure of ROC, precision-recall and risk-coverage curve; none without scores of both classes."""
+def curves(arrays: TaskArrays, name: str) -> list[tuple[str, str]]:
+    """Name and figure of the ROC, precision-recall and risk-coverage curve; none without scores of both classes."""
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    scored = [
-        (harmful, one.score, one.outcome.harmful is not harmful)
-        for harmful, one in zip(gold, predictions, strict=True)
-        if one.score is not None
-    ]
-    labels, scores = [harmful for harmful, *_ in scored], [score for _, score, _ in scored]
-    if len(set(labels)) < 2:
+    there = ~np.isnan(arrays.scores[:, -1])
+    gold, scores, faults = arrays.gold[there, -1], arrays.scores[there, -1], ~right_answers(arrays)[there]
+    if len(np.unique(gold)) < 2:
         return []
-    false, true, at = roc_curve(labels, scores, drop_intermediate=True)
-    precision, recall, cuts = precision_recall_curve(labels, scores, drop_intermediate=True)
+    false, true, at = roc_curve(gold, scores, drop_intermediate=True)
+    precision, recall, cuts = precision_recall_curve(gold, scores, drop_intermediate=True)
     # The surest first: the risk of deciding only the memes whose score is far from one half.
-    sure = sorted(((abs(score - 0.5), fault) for _, score, fault in scored), reverse=True)
-    decided = np.arange(1, len(sure) + 1)
-    wrong, share = np.cumsum([fault for _, fault in sure]) / decided, decided / len(gold)
+    distance, decided = np.abs(scores - 0.5), np.arange(1, len(scores) + 1)
+    surest = np.lexsort((faults, distance))[::-1]
+    wrong, share = np.cumsum(faults[surest]) / decided, decided / len(there)
     found, scored_by = "harmful memes found", "from score"
-    of_sure = [distance for distance, _ in sure]
     drawn = {
         "ROC": (("false alarms", false), (found, true), (scored_by, at)),
         "Precision and recall": ((found, recall[:-1]), ("precision", precision[:-1]), (scored_by, cuts)),
-        "Risk and coverage": (("coverage", share), ("risk", wrong), ("distance from 0.5", of_sure)),
+        "Risk and coverage": (("coverage", share), ("risk", wrong), ("distance from 0.5", distance[surest])),
     }
     return [(title, _curve(f"{name}-{number}", axes)) for number, (title, axes) in enumerate(drawn.items())]
 

@@ -19,7 +19,7 @@ from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank
 from eval.scores.compare import Comparison, compare
 from eval.scores.measure import NOTHING, RESAMPLES, SURE, figure, figure_over, holm, listed, strict_name
-from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, task_card
+from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, answers_of, task_card
 from eval.solvers.question import ELSEWHERE, Answerer
 
 PROTOCOLS = {
@@ -442,8 +442,7 @@ def _plots(run: RunView, card: TaskCard, key: str) -> tuple[Drawn, ...]:
         f"{sum(one.n for one in card.calibration):,} memes with a score, in bins of nearly equal numbers. On the "
         "dashed line a score is the share of harmful memes among those that have it."
     )
-    pairs = run.results.under(card.protocol)
-    lines = figures.curves([gold for gold, _ in pairs], [one.prediction for _, one in pairs], key)
+    lines = figures.curves(answers_of(run.results, card.protocol).arrays, key)
     return (
         Drawn("Calibration", figures.calibration(card.calibration, f"{key}-curve") or "", caption),
         *(Drawn(title, svg, _CURVES[title]) for title, svg in lines),

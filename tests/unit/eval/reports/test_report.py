@@ -19,7 +19,7 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
-from eval.datasets.items import Outcome, Prediction, Protocol
+from eval.datasets.items import Protocol
 from eval.datasets.known import find_card
 from eval.reports import figures
 from eval.reports.details import memes_by_verdict
@@ -27,8 +27,9 @@ from eval.reports.records import read_records
 from eval.reports.tasks import gather, sections_of
 from eval.runs.results import DOCKET, read_results, runs_below
 from eval.scores.courses import rounds_of
-from eval.scores.metrics import Bin, VerdictFault, task_card
+from eval.scores.metrics import Bin, VerdictFault, answers_of, task_card
 from tests.support.golden import check_figures
+from tests.support.judged import H, N, results
 from tests.support.paths import GOLDEN
 from tests.support.report_page import as_html, as_markdown, as_terminal
 from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
@@ -205,16 +206,16 @@ def test_rounds_match_the_predictions(usual_run):
 
 
 def test_points_of_curves_carry_their_values():
-    memes = [(True, 0.9), (True, 0.4), (False, 0.6), (False, 0.1)]
-    outcomes = [Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.NOT_HARMFUL]
-    predictions = [Prediction(meme="m", outcome=one, score=s) for one, (_, s) in zip(outcomes, memes, strict=True)]
-    drawn = dict(figures.curves([gold for gold, _ in memes], predictions, "x"))
+    scores = [0.9, 0.4, 0.6, 0.1]
+    verdicts = results([True, True, False, False], [H, N, H, N], score=scores)
+    drawn = dict(figures.curves(answers_of(verdicts, Protocol.PLAIN).arrays, "x"))
     assert list(drawn) == ["ROC", "Precision and recall", "Risk and coverage"]
     assert "false alarms 0.50, harmful memes found 1.00, from score 0.40" in drawn["ROC"]
     # The two surest are right, the others wrong.
     risk = drawn["Risk and coverage"]
     assert "coverage 0.50, risk 0.00" in risk and "coverage 1.00, risk 0.50" in risk
-    assert figures.curves([True, True], predictions[:2], "y") == []
+    one_class = results([True, True], [H, N], score=scores[:2])
+    assert figures.curves(answers_of(one_class, Protocol.PLAIN).arrays, "y") == []
 
 
 def test_a_page_has_all_memes_three_tiles_and_no_empty_box(page):
