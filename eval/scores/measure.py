@@ -114,15 +114,13 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
     Args:
         times: Factor of the figure and of its interval: 100 for per cent.
     """
-    match value:
-        case None:
-            return NOTHING
-        case Figure():
-            # Multiplied before rounding, or the last digit of a percentage would be lost.
-            low, high = times * value.low, times * value.high
-            return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
-        case _:
-            return f"{times * value:{form}}"
+    if value is None:
+        return NOTHING
+    if not isinstance(value, Figure):
+        return f"{times * value:{form}}"
+    # Multiplied before rounding, or the last digit of a percentage would be lost.
+    low, high = times * value.low, times * value.high
+    return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def figure_over(value: Figure | float | None, memes: int, n: int) -> str:
@@ -276,34 +274,25 @@ def _all_right(arrays: TaskArrays, label: str) -> bool:
 
 def _draws_of(arrays: TaskArrays, groups: Ints | None) -> dict[str, int]:
     """Number of independent draws behind each figure, by name; the empty name is for figures over all memes."""
-    scored = ~np.isnan(arrays.scores)
-    found = {
-        "": draws_among(np.ones_like(arrays.answered), groups),
-        "mmae": draws_among(arrays.answered, groups),
-        "brier": draws_among(np.asarray(scored.all(axis=1)), groups),
-    }
 
-    def rarer(yes: Bools, no: Bools) -> int:
-        """Draws of the rarer of yes and no, which limit the area under a curve."""
-        return min(draws_among(yes, groups), draws_among(no, groups))
+    def draws(*masks: Bools) -> int:
+        """Draws of the rarest kind of memes: yes or no limits the area under a curve."""
+        return min(draws_among(mask, groups) for mask in masks)
 
-    for place, label in enumerate(arrays.labels):
-        gold, there = arrays.gold[:, place], scored[:, place]
-        of, to = (draws_among(flags, groups) for flags in (gold, arrays.predicted[:, place]))
-        least = rarer(gold & there, ~gold & there)
-        found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
-        found[f"auroc-strict:{label}"] = rarer(gold, ~gold)
-    for kind, there in (("auroc", scored), ("auroc-strict", np.ones_like(scored))):
-        found[kind] = min(found[f"{kind}:{label}"] for label in arrays.labels)
-        some_yes, some_no = ((flags & there).any(axis=1) for flags in (arrays.gold, ~arrays.gold))
-        found[f"micro-{kind}"] = rarer(np.asarray(some_yes), np.asarray(some_no))
+    scored, every = ~np.isnan(arrays.scores), np.ones_like(arrays.gold)
+    found = {"": draws(every[:, 0]), "mmae": draws(arrays.answered), "brier": draws(np.asarray(scored.all(axis=1)))}
+    for label, gold, predicted in zip(arrays.labels, arrays.gold.T, arrays.predicted.T, strict=True):
+        of, to = draws(gold), draws(predicted)
+        found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to}
+    for kind, there in (("auroc", scored), ("auroc-strict", every)):
+        yes, no = arrays.gold & there, ~arrays.gold & there
+        found |= {f"{kind}:{label}": draws(*each) for label, *each in zip(arrays.labels, yes.T, no.T, strict=True)}
+        micro = draws(*(np.asarray(some.any(axis=1)) for some in (yes, no)))
+        found |= {kind: draws(*yes.T, *no.T), f"micro-{kind}": micro}
     return found
 
 
 Metric = Callable[["TaskArrays", Floats], Floats]
-
-PER_LABEL = ("f1", "precision", "recall", "auroc", "auroc-strict", "binary-accuracy", "binary-macro-f1")
-"""Metrics of a single label, followed by a colon and the label: ``f1:skeptical``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -335,8 +324,8 @@ def metric_of(name: str, labels: Sequence[str]) -> Metric:
     """Returns the metric of this name. Raises KeyError: There is no such metric, or the task has no such label."""
     if name in METRICS:
         return METRICS[name]
-    kind, colon, label = name.partition(":")
-    if not colon or kind not in PER_LABEL or label not in labels:
+    kind, _, label = name.partition(":")
+    if kind not in _PER_LABEL or label not in labels:
         raise KeyError(name)
     return partial(_PER_LABEL[kind], place=tuple(labels).index(label))
 
@@ -571,6 +560,7 @@ _PER_LABEL: Mapping[str, Callable[..., Floats]] = {
     "binary-accuracy": partial(_one, _binary_accuracies),
     "binary-macro-f1": partial(_one, _binary_macro_f1s),
 }
+"""Metrics of a single label, followed by a colon and the label: ``f1:skeptical``."""
 METRICS: Mapping[str, Metric] = {
     "accuracy": _accuracy,
     "exact": _accuracy,
