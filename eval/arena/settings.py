@@ -53,15 +53,13 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
     path = files("eval.arena") / "criteria" / f"{named}.toml" if named in _SETS else folder / named
     try:
         return _CriteriaFile.model_validate(tomllib.loads(path.read_text("utf-8-sig"))).criteria
-    except FileNotFoundError:
-        raise BadRequest(
-            f"There are no criteria {named!r}: name {', '.join(_SETS)}, or a file; there is no {path}.",
-            reason="ARENA_SETTINGS",
-        ) from None
     except ValidationError as error:
-        raise BadRequest(f"{path}: {_faults(error)}.", reason="ARENA_SETTINGS") from None
+        why = _faults(error)
     except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} can't be read as TOML: {error}.", reason="ARENA_SETTINGS") from None
+        why = str(error)
+    raise BadRequest(
+        f"{path} can't be read as criteria: {why}. Name {', '.join(_SETS)}, or a TOML file.", reason="ARENA_SETTINGS"
+    )
 
 
 def _faults(error: ValidationError) -> str:

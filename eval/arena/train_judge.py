@@ -7,12 +7,11 @@ judge=judge-lora/``; ``memecourt-eval arena distil-check`` says what it is worth
 Only the reply is learned (the reasons, then the verdicts); the picture's encoder stays as it is.
 """
 
-import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from datasets import Dataset, Image, List
 from peft import LoraConfig
@@ -38,33 +37,35 @@ def read_dataset(folder: Path) -> Dataset:
     return Dataset.from_list(examples).cast_column("images", List(Image(mode="RGB")))
 
 
-def train(arguments: argparse.Namespace) -> Any:
+def train(
+    examples: Path, out: Path, *, base: str, epochs: float, steps: int, at_once: int, rate: float, seed: int
+) -> Any:
     """Trains, writes the adapter, and returns the trainer."""
     gpu = torch.cuda.is_available()
-    processor: Any = AutoProcessor.from_pretrained(arguments.base)  # type: ignore[no-untyped-call]
+    processor: Any = AutoProcessor.from_pretrained(base)  # type: ignore[no-untyped-call]
     # In some checkpoints, only the tokenizer has the template.
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
-    base: Any = AutoModelForImageTextToText.from_pretrained(
-        arguments.base, dtype=torch.bfloat16 if gpu else torch.float32, device_map="auto" if gpu else None
+    model: Any = AutoModelForImageTextToText.from_pretrained(
+        base, dtype=torch.bfloat16 if gpu else torch.float32, device_map="auto" if gpu else None
     )
     # Batches of 16, however many examples fit on the GPU, so that a learning rate means the same everywhere.
-    steps_of_16 = max(1, 16 // arguments.at_once)
+    steps_of_16 = max(1, 16 // at_once)
     trainer: Any = SFTTrainer(
-        model=base,
+        model=model,
         args=SFTConfig(
-            output_dir=str(arguments.out / "checkpoints"),
-            num_train_epochs=arguments.epochs,
-            max_steps=arguments.steps or -1,
-            per_device_train_batch_size=arguments.at_once,
-            gradient_accumulation_steps=1 if arguments.steps else steps_of_16,
+            output_dir=str(out / "checkpoints"),
+            num_train_epochs=epochs,
+            max_steps=steps or -1,
+            per_device_train_batch_size=at_once,
+            gradient_accumulation_steps=1 if steps else steps_of_16,
             activation_checkpointing=gpu,
-            learning_rate=arguments.rate,
+            learning_rate=rate,
             lr_scheduler_type="cosine",
             # A value below 1 is a share of all steps.
             warmup_steps=0.03,
             bf16=gpu,
             use_cpu=not gpu,
-            seed=arguments.seed,
+            seed=seed,
             logging_steps=1,
             # The adapter is saved once, at the end.
             save_strategy="no",
@@ -74,12 +75,12 @@ def train(arguments: argparse.Namespace) -> Any:
             max_length=None,
             completion_only_loss=True,
         ),
-        train_dataset=read_dataset(arguments.examples),
+        train_dataset=read_dataset(examples),
         processing_class=processor,
         peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM"),
     )
     trainer.train()
-    trainer.model.save_pretrained(arguments.out)
+    trainer.model.save_pretrained(out)
     return trainer
 
 
@@ -88,25 +89,19 @@ def losses_of(trainer: Any) -> list[float]:
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
-def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("examples", type=Path, help="folder of memecourt-eval arena export-judge")
-    parser.add_argument("out", type=Path, help="folder for the adapter")
-    parser.add_argument("--base", default="Qwen/Qwen2.5-VL-7B-Instruct", help="model, by name or folder (%(default)s)")
-    parser.add_argument("--epochs", type=float, default=2, help="times that each example is seen (%(default)s)")
-    parser.add_argument("--steps", type=int, default=0, help="so many steps instead of epochs, without accumulation")
-    parser.add_argument("--at-once", type=int, default=1, help="examples on the GPU at once (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(words)
-
-
-def main() -> None:
+@click.command(help=(__doc__ or "").split("\n")[0])
+@click.argument("examples", type=Path)
+@click.argument("out", type=Path)
+@click.option("--base", default="Qwen/Qwen2.5-VL-7B-Instruct", show_default=True, help="Model, by name or folder.")
+@click.option("--epochs", default=2.0, show_default=True, help="Times that each example is seen.")
+@click.option("--steps", default=0, help="So many steps instead of epochs, without accumulation.")
+@click.option("--at-once", default=1, show_default=True, help="Examples on the GPU at once.")
+@click.option("--rate", default=1e-4, show_default=True, help="Learning rate.")
+@click.option("--seed", default=0, show_default=True)
+def main(out: Path, **options: Any) -> None:
     """Trains according to the command line."""
-    arguments = arguments_of()
-    losses = losses_of(train(arguments))
-    print(f"Loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end. The adapter is in {arguments.out}.")
+    losses = losses_of(train(out=out, **options))
+    click.echo(f"Loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end. The adapter is in {out}.")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field, JsonValue
 
-from court.errors import BadRequest
 from eval.models.samples import SampledSet, Samples, ShownMemes, read_memes
-from eval.session.directory import CALLS, MANIFEST, SessionManifest, circumstances
+from eval.session.directory import CALLS, SessionManifest, circumstances, refuse_others
 
 
 class SampledManifest(SessionManifest):
@@ -63,11 +62,6 @@ P = TypeVar("P", bound=SampledPlan)
 _REPEAT = re.compile(r"repeat-(\d+)")
 
 
-def repeat_folder(out: Path, number: int) -> Path:
-    """Returns the folder of one repeat."""
-    return out / f"repeat-{number}"
-
-
 def repeats_in(out: Path) -> tuple[Path, ...]:
     """Finds the folders of repeats, in order; empty if the folder holds something else."""
     found = {int(match[1]): path for path in out.glob("repeat-*") if (match := _REPEAT.fullmatch(path.name))}
@@ -83,24 +77,12 @@ def repeats_of(plan: P, count: int, what: str) -> tuple[P, ...]:
     out = plan.out
     out.mkdir(parents=True, exist_ok=True)
     # May also contain report pages and the call cache with SQLite's auxiliary files.
-    if any(
-        not _REPEAT.fullmatch(path.name) and not path.name.startswith(CALLS) and path.suffix != ".html"
-        for path in out.iterdir()
-    ):
-        if (out / MANIFEST).exists():
-            raise BadRequest(
-                f"{out} holds {what} without repeats. Name another folder with --out; with --calls {out / CALLS} what "
-                "was asked there is not asked again.",
-                reason="RUN_DIFFERS",
-            )
-        raise BadRequest(
-            f"{out} is not empty and holds no repeats of {what}. Name a folder that is not there yet.",
-            reason="OUT_NOT_EMPTY",
-        )
+    ours = (path.name for path in out.iterdir() if path.name.startswith(CALLS) or path.suffix == ".html")
+    refuse_others(out, f"repeats of {what}", {*ours, *(path.name for path in repeats_in(out))})
     return tuple(
         replace(
             plan,
-            out=repeat_folder(out, number + 1),
+            out=out / f"repeat-{number + 1}",
             seed=plan.seed + number,
             # The first draws its sample by its own seed, which the others get for the sample alone: repeats differ in
             # what models say and not in what they are asked about.

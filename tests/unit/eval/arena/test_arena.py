@@ -690,8 +690,8 @@ def test_custom_criteria_reach_judges_and_leaderboards(tmp_path):
         ('[[criteria]]\nkey = "A b"\nwords = "is it a good name?"', "criteria.0.key"),
         ('[[criteria]]\nkey = "a"\nwords = "one and the same"\n' * 2, "named once"),
         ('[[criterium]]\nkey = "a"\nwords = "is it read by anybody?"', "criterium: Extra inputs"),
-        ("[[criteria", "can't be read as TOML"),
-        (None, "name memearena, probench, or a file"),
+        ("[[criteria", "can't be read as criteria: Expected"),
+        (None, "Name memearena, probench, or a TOML file"),
     ],
 )
 def test_unreadable_criteria_are_refused_with_the_file_name(tmp_path, content, words):

@@ -178,8 +178,8 @@ def test_training_learns_only_the_replies(folder, tmp_path):
     lines = (folder / "train.jsonl").read_text().splitlines()[:4]
     (few / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
     out = tmp_path / "judge"
-    command = [str(few), str(out), "--base", str(base), "--steps", "6", "--at-once", "2", "--rate", "1e-2"]
-    trainer = train_judge.train(train_judge.arguments_of(command))
+    how = {"base": str(base), "epochs": 1, "steps": 6, "at_once": 2, "rate": 1e-2, "seed": 0}
+    trainer = train_judge.train(few, out, **how)
     losses = train_judge.losses_of(trainer)
     assert losses[-1] < 0.8 * losses[0]
     names = load_file(out / "adapter_model.safetensors")

@@ -233,7 +233,7 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
         repeated_probe([reports[0], other])
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "manifest.json").write_text("{}")
-    with pytest.raises(BadRequest, match="without repeats"):
+    with pytest.raises(BadRequest, match="holds no repeats of a probe"):
         repeats_of(dataclasses.replace(plan, out=tmp_path / "single"), 2, "a probe")
 
 
