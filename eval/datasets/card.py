@@ -165,12 +165,6 @@ class CourtLabels(CardModel):
     """Task whose labels name a meme's target or kind of harm; they are stored with the meme."""
 
 
-class ProtocolEntry(CardModel):
-    """A protocol as a card describes it."""
-
-    drop: tuple[str, ...] = ()
-
-
 class CardTask(CardModel):
     """A question for which a data set has gold labels."""
 
@@ -193,7 +187,7 @@ class CardTask(CardModel):
     """Restricts the task to rows where another task has this label; other rows get no label and are no problem."""
     votes: VoteRule | None = None
     court: CourtLabels | None = None
-    protocols: dict[Protocol, ProtocolEntry] = Field(default_factory=dict)
+    protocols: tuple[Protocol, ...] = ()
     metrics: tuple[str, ...] = ()
     official: str = ""
     variants: tuple[str, ...] = ()
@@ -234,7 +228,6 @@ class CardTask(CardModel):
             # With columns, the map only translates cells (true or false), so its values are not labels.
             "map": () if self.columns else map(str, self.map.values()),
             "court": (*harmful, *benign),
-            "protocols": (label for entry in self.protocols.values() for label in entry.drop),
         }
         for table, names in tables.items():
             # A misspelt label would have no memes and be reported as missing from the data set.
@@ -454,7 +447,7 @@ class DatasetCard(CardModel):
     def protocols(self) -> tuple[Protocol, ...]:
         """Protocols that trials are scored under, the usual one first; empty if no trial can be scored."""
         task = self.court_task
-        return () if task is None else tuple(task.protocols) or (Protocol.PLAIN,)
+        return () if task is None else task.protocols or (Protocol.PLAIN,)
 
     def of_role(self, role: SplitRole) -> tuple[CardSplit, ...]:
         """The splits with this role, in order, without their parts per language."""

@@ -32,16 +32,15 @@ class GoldOfTask:
 
     labels: tuple[str, ...] | None
     """Labels in the task's words; None if the row has none for this task."""
-    drop: bool = False
     shares: dict[str, float] = field(default_factory=dict)
     """Share of annotators per label, if there are several and the card keeps their votes."""
     annotators: int = 0
     """Number of annotators; 0 if their votes are not kept."""
 
 
-NO_GOLD = GoldOfTask(None)
-_DROPPED = GoldOfTask(None, drop=True)
-GoldRule = Callable[[Record], GoldOfTask]
+_NO_GOLD = GoldOfTask(None)
+GoldRule = Callable[[Record], GoldOfTask | None]
+"""Gold of a row, None if the card drops it."""
 
 
 def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
@@ -56,7 +55,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     answers = {label: GoldOfTask((label,)) for label in task.labels}
     is_multi = task.kind is TaskKind.MULTI
 
-    def gold(record: Record) -> GoldOfTask:
+    def gold(record: Record) -> GoldOfTask | None:
         found = value(record)
         if task.votes is None and not is_multi:
             return _missing(task, of, record) if absent(found) else answers[to_label(found)]
@@ -73,7 +72,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     return gold
 
 
-def _missing(task: CardTask, of: Expression, record: Record) -> GoldOfTask:
+def _missing(task: CardTask, of: Expression, record: Record) -> GoldOfTask | None:
     if task.missing == "problem":
         if of.column not in ("", *record):
             reason = "there is no label, as in a test split: the row has no such column"
@@ -83,7 +82,7 @@ def _missing(task: CardTask, of: Expression, record: Record) -> GoldOfTask:
         else:
             reason = "the label is empty"
         raise BadCell(reason, of.name)
-    return _DROPPED if task.missing == "drop" else NO_GOLD
+    return None if task.missing == "drop" else _NO_GOLD
 
 
 def _absent(task: CardTask) -> Callable[[object], bool]:
@@ -127,7 +126,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
         for label, of in task.columns.items()
     ]
 
-    def several(record: Record) -> GoldOfTask:
+    def several(record: Record) -> GoldOfTask | None:
         found: list[str] = []
         for label, value, is_named, of in columns:
             cell = value(record)
@@ -141,7 +140,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
     return several
 
 
-def _by_votes(task: CardTask, counts: Counter[str], column: str) -> GoldOfTask:
+def _by_votes(task: CardTask, counts: Counter[str], column: str) -> GoldOfTask | None:
     assert task.votes is not None
     total = counts.total()
     # In the task's order, so that equal votes are written identically.
@@ -153,7 +152,7 @@ def _by_votes(task: CardTask, counts: Counter[str], column: str) -> GoldOfTask:
     if task.missing == "problem":
         raise BadCell(f"no label of {task.id} has the most votes, and {task.votes.least} or more", column)
     # A tie yields no label, but the shares are kept all the same.
-    return GoldOfTask(None, task.missing == "drop", shares, total if shares else 0)
+    return None if task.missing == "drop" else GoldOfTask(None, shares, total if shares else 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -374,11 +373,10 @@ class RowRules:
             # A label depends on the row's language only if there are several juries.
             if task.variants:
                 record["@variant"] = _variant_of(task, record.get("@language", ""))
-            found = gold_of(record)
+            if (found := gold_of(record)) is None:
+                return None
             if found.labels is not None:
                 gold[task.id] = found.labels
-            elif found.drop:
-                return None
             # Stored even without a label: the disagreement of annotators is known all the same.
             if found.shares:
                 shares[task.id] = found.shares

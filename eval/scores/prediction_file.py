@@ -256,10 +256,11 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
             if len(cell) != 1:
                 raise BadCell(f"it has {len(cell)} labels, and a meme has one of {task.id}")
             cell = cell[0]
-        if (labels := gold_of({_LABEL: cell}).labels) is None:
+        found = gold_of({_LABEL: cell})
+        if found is None or found.labels is None:
             return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
         # In the card's order, so that the same answer is always written the same way.
-        ordered = tuple(label for label in task.labels if label in labels)
+        ordered = tuple(label for label in task.labels if label in found.labels)
         answer = TaskAnswer(labels=ordered, scores=scores)
         return Prediction(meme=id_, outcome=Outcome.ANSWERED, said={task.id: answer})
 

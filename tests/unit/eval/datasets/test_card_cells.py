@@ -293,7 +293,7 @@ def test_invalid_card_is_refused(change, message):
         ({"map": {"1": "c"}, "labels": ["a", "b"]}, "map names c, which is no label"),
         ({"court": {"harmful": ["a"], "benign": ["a"]}, "labels": ["a", "b"]}, "each on one side"),
         ({"court": {"harmful": ["a"], "benign": ["b"]}, "labels": ["a", "b", "c"]}, "name every label"),
-        ({"protocols": {"merged": {}}, "labels": ["a", "b", "c"]}, "protocols go with a table court"),
+        ({"protocols": ["merged"], "labels": ["a", "b", "c"]}, "protocols go with a table court"),
         ({"when": {"other": "a"}, "labels": ["a", "b"]}, "when names other = a"),
         ({"when": {"t": "a"}, "labels": ["a", "b"]}, "when names t, which has to stand before it in the card"),
         ({}, "needs two labels or more, each once, named by labels, map or columns; it has none"),
