@@ -217,9 +217,7 @@ patience_option = click.option(
 
 
 def run_watched(
-    work: Callable[[Progress], Coroutine[Any, Any, T]],
-    goes_on: Callable[[], str] = lambda: "the same command goes on.",
-    unfinished: Callable[[str], object] = lambda _: None,
+    work: Callable[[Progress], Coroutine[Any, Any, T]], goes_on: Callable[[], str] = lambda: "the same command goes on."
 ) -> T:
     """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished."""
     try:
@@ -234,7 +232,6 @@ def run_watched(
         if error.reason not in (SERVER_GONE, UNFINISHED):
             raise
         say(f"Not finished. {error.message} All answers so far are stored: {goes_on()}")
-        unfinished(error.message)
         sys.exit(EXIT_UNFINISHED)
 
 

@@ -1,21 +1,28 @@
 """``memecourt-eval run``: judges a split of a data set."""
 
-import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from court.errors import CourtError, Unavailable
-from eval.commands.options import CourtOptions, TableWords, patience_option, plan_of, run_watched, with_table
+from eval.commands.options import (
+    CourtOptions,
+    Shown,
+    TableWords,
+    patience_option,
+    plan_of,
+    run_watched,
+    shows_sections,
+    with_table,
+)
+from eval.reports.sections import Section
 from eval.runs.plan import Plan
-from eval.runs.results import Results, RunFolder, read_results
+from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run as run_plan
 from eval.runs.spec import Circumstances, JudgingSpec
-from eval.scores.measure import Figure, figure
+from eval.scores.measure import figure
 from eval.scores.metrics import TaskCard, task_card
 from eval.session.engine import UNFINISHED, Progress
 from eval.session.spec import spec_options
@@ -28,8 +35,8 @@ from serving.models.vllm import VllmFailed
 @spec_options(CourtOptions)
 @spec_options(TableWords)
 @patience_option
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
-def run(**options: Any) -> None:
+@shows_sections(page=False)
+def run(**options: Any) -> Shown:
     """Judges every meme of a split and stores predictions and records in a folder of plain files.
 
     Precedents come from the train split, without near-duplicates of judged memes. A run can be stopped at any moment,
@@ -50,13 +57,8 @@ def run(**options: Any) -> None:
                 raise Unavailable(error.message, reason=UNFINISHED) from error
             raise
 
-    def unfinished(why: str) -> None:
-        # The words are on standard error, since with --json standard output holds one object and nothing else.
-        if options["as_json"]:
-            click.echo(json.dumps({"run": str(plan.out), "name": plan.name, "finished": False, "why": why}))
-
-    run_watched(run_to_end, unfinished=unfinished)
-    _show(plan, options)
+    run_watched(run_to_end)
+    return _shown(plan)
 
 
 def _planned(options: dict[str, Any]) -> Plan:
@@ -70,41 +72,32 @@ def _planned(options: dict[str, Any]) -> Plan:
     return plan
 
 
-def _show(plan: Plan, options: dict[str, Any]) -> None:
+def _shown(plan: Plan) -> Shown:
     results = read_results(plan.out)
     cards: dict[str, TaskCard | str] = {}
-    # One protocol may leave nothing to score while the others have figures.
+    lead: list[str] = []
+    rows = [("protocol", "figures", "accuracy", "macro-F1")]
+    # One protocol may leave nothing to score of a small sample while the others have figures.
     for protocol in results.protocols:
         try:
-            cards[protocol] = task_card(results, protocol)
-        except CourtError as error:  # a protocol that leaves no meme of a small sample
+            cards[protocol] = card = task_card(results, protocol)
+        except CourtError as error:
             cards[protocol] = error.message
-    reasons = _reasons(results)
-    if options["as_json"]:
-        by_protocol = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
-        click.echo(
-            json.dumps({"run": str(plan.out), "name": results.name, "cards": by_protocol, "without_class": reasons})
-        )
-        return
-    for name, value in cards.items():
-        if isinstance(value, str):
-            click.echo(f"{name}: {value}")
+            lead.append(f"{protocol}: {error.message}")
             continue
-        coverage = value.known("coverage").value
-        click.echo(f"{name}: {value.n:,} memes, {value.gold['harmful']:,} harmful; coverage {coverage:.3f}")
-        rows: Mapping[str, Mapping[str, Figure | float | None]]
-        rows = {"decided": value.decided, "strict": value.figures, "vote": value.vote, "majority": value.baseline}
-        for what, figures in rows.items():
+        coverage = card.known("coverage").value
+        lead.append(f"{protocol}: {card.n:,} memes, {card.gold['harmful']:,} harmful; coverage {coverage:.3f}")
+        kinds = {"decided": card.decided, "strict": card.figures, "vote": card.vote, "majority": card.baseline}
+        for kind, figures in kinds.items():
             if figures:
-                text = f"accuracy {figure(figures['accuracy'])}  macro-F1 {figure(figures['macro-f1'])}"
-                click.echo(f"  {what:<9}{text}")
-    if reasons:
-        text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        click.echo(f"no class: {text}")
-    click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")
-
-
-def _reasons(results: Results) -> dict[str, int]:
-    """Counts memes without a class by reason; the most frequent first."""
-    found = Counter(one.prediction.reason for one in results.judged if one.prediction.outcome.harmful is None)
-    return dict(found.most_common())
+                rows.append((protocol, kind, figure(figures["accuracy"]), figure(figures["macro-f1"])))
+    without = Counter(one.prediction.reason for one in results.judged if one.prediction.outcome.harmful is None)
+    if without:
+        lead.append(f"no class: {', '.join(f'{count:,} {reason}' for reason, count in without.most_common())}")
+    return Shown(
+        title=results.name,
+        lead=lead,
+        sections=[Section("figures", "Figures", tuple(rows))] if len(rows) > 1 else [],
+        figures={"run": str(plan.out), "name": results.name, "cards": cards, "without_class": dict(without)},
+        end=["", f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it."],
+    )

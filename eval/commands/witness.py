@@ -140,7 +140,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     WitnessFolder(plan.out).require_own()
     async with AsyncExitStack() as stack:
         if options["drawn"]:
-            store = SqliteCallCache.open(plan.out / CALLS)
+            store = SqliteCallCache(plan.out / CALLS)
             stack.push_async_callback(store.close)
             drawn, reader = open_drawn(stack, plan.seed)
             return await run_witness(

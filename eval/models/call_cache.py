@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.engine import Engine
@@ -330,23 +330,15 @@ class CallCache(ABC):
 class SqliteCallCache(CallCache):
     """Replies of models in a SQLite file, which several processes may share. Valid within one event loop."""
 
-    def __init__(self, engine: Engine, fence_key: bytes) -> None:
-        super().__init__(fence_key)
-        self._engine = engine
-        # Replies that arrive together share a commit, because each commit waits for the disk.
-        self._writer = GroupCommit(lambda: transaction(engine), _failed)
-        self._closed = False
-
-    @classmethod
-    def open(cls, path: Path, *, patience: float = 10.0) -> Self:
+    def __init__(self, path: Path, *, patience: float = 10.0) -> None:
         """Opens a call cache; creates it if it does not exist.
 
         Raises CallsError: The file is not a call cache, is damaged, or has a later format.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        engine = sqlite_engine(path, patience)
+        self._engine = engine = sqlite_engine(path, patience)
         try:
-            return cls(engine, _check_or_create(engine, path))
+            super().__init__(_check_or_create(engine, path))
         except (SQLAlchemyError, CallsError) as error:
             engine.dispose()
             if isinstance(error, CallsError):
@@ -355,6 +347,9 @@ class SqliteCallCache(CallCache):
                 f"The store of calls {path} can't be opened: it is damaged, locked, or something else. Restore it from "
                 "a copy, or move it away: then every call is made again."
             ) from error
+        # Replies that arrive together share a commit, because each commit waits for the disk.
+        self._writer = GroupCommit(lambda: transaction(engine), _failed)
+        self._closed = False
 
     async def read(self, key: str) -> str | None:
         """See :meth:`CallCache.read`."""

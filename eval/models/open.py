@@ -93,7 +93,7 @@ async def opened_models(
     from court.backends.http import Load
 
     async with AsyncExitStack() as stack:
-        store = SqliteCallCache.open(calls)
+        store = SqliteCallCache(calls)
         # Registered before the models are opened, so that it is closed after them: they use it.
         stack.push_async_callback(store.close)
         http = http_client()

@@ -189,7 +189,7 @@ class Cluster:
                 here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
                 # Calls may be retried after a restart: storing is idempotent. It reserves no processor.
                 kept = {"num_cpus": 0, "max_restarts": _TRIES, "max_task_retries": _TRIES}
-                store = remote(scheduling_strategy=here, **kept)(StoredCalls).remote(calls)
+                store = remote(scheduling_strategy=here, **kept)(SqliteCallCache).remote(calls)
             # As a Ray object: each node fetches it once, and API keys do not appear in arguments that Ray displays.
             parts = ray.put(await asyncio.to_thread(_court_parts, local, settings, control))
             judge = remote(num_cpus=1)(Judge)
@@ -329,21 +329,6 @@ def _deleted_at_end(directory: str) -> Iterator[None]:
         yield
 
 
-class StoredCalls:
-    """The actor on the run's machine that keeps the call cache."""
-
-    def __init__(self, path: Path) -> None:
-        self._calls = SqliteCallCache.open(path)
-
-    async def read(self, key: str) -> str | None:
-        """See :meth:`eval.models.call_cache.CallCache.read`."""
-        return await self._calls.read(key)
-
-    async def keep(self, key: str, model: str, body: str) -> None:
-        """See :meth:`eval.models.call_cache.CallCache.keep`."""
-        await self._calls.keep(key, model, body)
-
-
 class _CallsAtDriver(CallCache):
     """The call cache as accessed by a worker."""
 
@@ -415,7 +400,7 @@ class Judge:
     """A worker with its own court, which tries several memes at once in one event loop."""
 
     def __init__(self, parts: Sequence[Any], calls: Any) -> None:
-        """Receives what the court is opened from, and the actor with the :class:`StoredCalls`."""
+        """Receives what the court is opened from, and the actor that keeps the call cache."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._parts, self._calls = parts, calls
         # Closed by nobody: the process ends with the court.

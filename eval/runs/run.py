@@ -92,7 +92,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
                 # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
-                calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
+                calls = SqliteCallCache(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
             check = None if begun else await _prepare(plan, folder, material, progress)
             # After preparing the precedents, which takes long and needs no model, so that no GPU idles meanwhile.

@@ -133,7 +133,7 @@ class PolicyTrials:
             own = {"docket": scratch / "docket.sqlite", "policy": file, "trial": trial, "binding": "off"}
             settings = self.settings.model_copy(update={**own, "procedure": Procedure.FULL, "docket_key": None})
             # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
-            calls = SqliteCallCache.open(self.out / CALLS)
+            calls = SqliteCallCache(self.out / CALLS)
             calls.before_call = self.budget.spend
             stack.push_async_callback(calls.close)
             executor = await stack.enter_async_context(

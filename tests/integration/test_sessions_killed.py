@@ -115,7 +115,7 @@ def test_killed_session_repeats_no_stored_call_and_ends_the_same(kind, tmp_path,
 
 def copy_key(source, target):
     """Gives a new store of calls the key of another."""
-    asyncio.run(SqliteCallCache.open(target).close())
+    asyncio.run(SqliteCallCache(target).close())
     key = query(source, "SELECT fence_key FROM secret")
     with closing(sqlite3.connect(target)) as connection, connection:
         connection.execute("UPDATE secret SET fence_key = ?", (key,))

@@ -123,7 +123,7 @@ async def test_real_model_rewrites_texts(vllm, data, tmp_path):
         concurrency=1,
     )
     plan.out.mkdir()
-    store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), rapidocr_reader()
+    store, reader = SqliteCallCache(plan.out / "calls.sqlite"), rapidocr_reader()
     model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
     partly = PartlyScripted(model, script)
     try:

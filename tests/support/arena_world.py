@@ -277,7 +277,7 @@ def run_on_disk(ask: Ask) -> int:
     """Runs an arena as the command does, on scripted models; returns the number of calls that reached them."""
 
     async def go():
-        store = SqliteCallCache.open(ask.calls or ask.out.parent / "store.sqlite")
+        store = SqliteCallCache(ask.calls or ask.out.parent / "store.sqlite")
         scripted = {name: ScriptedModel(numbered(ArenaModel(name, THREE)), name=name) for name in THREE}
         models = {name: MeteredModel(name, model, store=store, run_seed=ask.seed) for name, model in scripted.items()}
         try:

@@ -41,7 +41,7 @@ class Slow:
 
 
 def open_store(root, stack):
-    store = SqliteCallCache.open(root / "calls.sqlite")
+    store = SqliteCallCache(root / "calls.sqlite")
     stack.push_async_callback(store.close)
     return store
 

@@ -122,7 +122,7 @@ def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1,
     """Runs a scene with scripted models; returns its result and the number of calls that reached the models."""
 
     async def hold():
-        store = SqliteCallCache.open(path / "calls.sqlite")
+        store = SqliteCallCache(path / "calls.sqlite")
         try:
             probed = ScriptedModel(world.target, name=target)
             others = [ScriptedModel(world.controller, name=f"model-{n}") for n in range(controllers)]

@@ -29,7 +29,7 @@ def stored_calls(path):
 @asynccontextmanager
 async def opened_calls(path):
     """A store of calls, for as long as the context lasts."""
-    store = SqliteCallCache.open(path)
+    store = SqliteCallCache(path)
     try:
         yield store
     finally:

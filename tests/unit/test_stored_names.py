@@ -194,7 +194,7 @@ def tables_of(path):
 @pytest.fixture
 def databases(tmp_path):
     asyncio.run(Docket.open(tmp_path / "docket.sqlite").close())
-    asyncio.run(SqliteCallCache.open(tmp_path / "calls.sqlite").close())
+    asyncio.run(SqliteCallCache(tmp_path / "calls.sqlite").close())
     writer = MemeWriter(tmp_path / "memes.sqlite")
     writer.finish()
     return [tmp_path / f"{name}.sqlite" for name in ("docket", "memes", "calls")]

@@ -302,10 +302,10 @@ async def test_altered_entries_are_refused(calls):
 async def test_damaged_or_foreign_files_are_refused(calls, tmp_path):
     calls.write_bytes(b"no database at all, but long enough to be looked at " * 40)
     with pytest.raises(CallsError, match="damaged, locked, or something else"):
-        SqliteCallCache.open(calls)
+        SqliteCallCache(calls)
     await Docket.open(tmp_path / "docket.sqlite").close()
     with pytest.raises(CallsError, match="no store of calls"):
-        SqliteCallCache.open(tmp_path / "docket.sqlite")
+        SqliteCallCache(tmp_path / "docket.sqlite")
 
 
 async def test_store_of_a_later_format_is_refused(calls):

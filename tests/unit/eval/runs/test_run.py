@@ -555,7 +555,7 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
     assert unfinished.exit_code == 3, unfinished.output
     assert "Not finished. 4 of 4 memes have no answer yet" in unfinished.stderr
     assert "the same command goes on" in unfinished.stderr
-    assert json.loads(unfinished.stdout)["finished"] is False and "cards" not in unfinished.stdout
+    assert not unfinished.stdout
     assert command(home, *data_set, "--limit", 4, "--patience", 0).exit_code == 3
     done = command(home, *data_set, "--limit", 4, "--patience", 0, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4

@@ -134,7 +134,7 @@ def run(tmp_path, *, model=None, **options):
 
     async def evaluate():
         async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(tmp_path / "calls.sqlite")
+            store = SqliteCallCache(tmp_path / "calls.sqlite")
             stack.push_async_callback(store.close)
             source, reader = open_drawn(stack)
             return await run_witness(
