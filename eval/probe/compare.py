@@ -17,7 +17,7 @@ from eval.scores.means import RESAMPLES_OF_MEANS, ResampledMeans
 from eval.scores.measure import Figure, Floats, figure, interval
 
 MEAN = "mean of categories"
-SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
+METRICS = SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
 _MARKS = {"best": "¹", "second": "²"}
 
 
@@ -43,10 +43,6 @@ class ComparedCell:
         # Intervals of all categories would not fit on a line.
         words = figure(found if self.category == MEAN or found is None else found.value, form, times=times)
         return words + _MARKS.get(self.surely.get(metric, ""), "")
-
-
-_Drawn = Mapping[str, tuple[float, Floats]]
-"""Figures of a target in a category, and their values in each resample; none where nothing was scored."""
 
 
 def compare_probes(
@@ -116,36 +112,61 @@ def _compared(probes: Sequence[_Probed], threshold: int) -> list[ComparedCell]:
     # All memes, and not those with a score: the draws are the same whatever a target refused.
     draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
     categories = sorted({one.category for probe in probes for one in probe.scored})
-    drawn: dict[tuple[str, str], _Drawn] = {}
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
-    for probe in probes:
-        name = probe.manifest.target
-        for category in categories:
-            own, rewritten = (
-                [(one.meme, float(one.score)) for one in ones if one.category == category and one.score]
-                for ones in (probe.scored, probe.steps)
-            )
-            counts[name, category] = (len(own), len(rewritten))
-            drawn[name, category] = _figures(draws, own, rewritten, threshold)
-        every = [counts[name, category] for category in categories]
-        counts[name, MEAN] = (sum(own for own, _ in every), sum(rewritten for _, rewritten in every))
-        drawn[name, MEAN] = _mean_over([drawn[name, category] for category in categories])
-    cells = []
-    for (name, category), found in drawn.items():
-        theirs = [those for (other, of), those in drawn.items() if of == category and other != name]
-        surely = {metric: _rank(found, theirs, metric) for metric in (SCORE, FAILURE)}
-        # A resample may have no meme of the category.
-        known = {metric: Figure(value, *interval(over[~np.isnan(over)])) for metric, (value, over) in found.items()}
-        cells.append(
-            ComparedCell(
-                name,
-                category,
-                *counts[name, category],
-                figures={metric: known.get(metric) for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)},
-                surely={metric: rank for metric, rank in surely.items() if rank},
-            )
+    shape = (len(probes), len(categories) + 1)
+    counts = np.zeros((*shape, 2), dtype=int)
+    # Each figure, and after it its values in each resample; NaN where nothing was scored.
+    drawn = np.full((*shape, len(METRICS), 1 + RESAMPLES_OF_MEANS), np.nan)
+    for place in np.ndindex(shape[0], len(categories)):
+        probe, category = probes[place[0]], categories[place[1]]
+        own, rewritten = (
+            [(one.meme, float(one.score)) for one in ones if one.category == category and one.score]
+            for ones in (probe.scored, probe.steps)
         )
-    return cells
+        counts[place] = len(own), len(rewritten)
+        if own:
+            failed = [[(meme, float(score <= threshold)) for meme, score in ones] for ones in ([*own, *rewritten], own)]
+            score, pooled, before = (np.hstack(draws.of(values)) for values in (own, *failed))
+            drawn[place] = score, pooled, before, pooled - before
+    counts[:, -1] = counts.sum(axis=1)
+    known, every = ~np.isnan(drawn[:, :-1]), drawn[:, :-1, :, 0]
+    # In a resample over those categories of which it has a meme; one without any is 0 / 0, and left out with other NaN.
+    with np.errstate(invalid="ignore"):
+        drawn[:, -1] = np.nansum(drawn[:, :-1], axis=1) / known.sum(axis=1)
+    # A mean only if every category has figures: over fewer categories it would not be comparable.
+    drawn[:, -1][np.isnan(every).any(axis=1)] = np.nan
+    return [
+        ComparedCell(
+            probe.manifest.target,
+            category,
+            scored=int(counts[row, column, 0]),
+            rewritten=int(counts[row, column, 1]),
+            figures={metric: _figure(one) for metric, one in zip(METRICS, drawn[row, column], strict=True)},
+            surely={
+                metric: rank
+                for number, metric in enumerate(METRICS[:2])
+                if (rank := _rank(drawn[:, column, number], row, good=metric == SCORE))
+            },
+        )
+        for row, probe in enumerate(probes)
+        for column, category in enumerate((*categories, MEAN))
+    ]
+
+
+def _figure(drawn: Floats) -> Figure | None:
+    # A resample may have no meme of the category.
+    value, over = float(drawn[0]), drawn[1:]
+    return None if np.isnan(value) else Figure(value, *interval(over[~np.isnan(over)]))
+
+
+def _rank(drawn: Floats, row: int, *, good: bool) -> str:
+    """``best`` or ``second`` if the target in a row is that significantly; empty otherwise."""
+    others = [one for number, one in enumerate(drawn) if number != row and not np.isnan(one[0])]
+    if np.isnan(drawn[row, 0]) or not others:
+        return ""
+    # A high score is good, a high failure rate is not.
+    ahead = [(drawn[row] - one if good else one - drawn[row])[1:] for one in others]
+    behind = sum(interval(one[~np.isnan(one)])[0] > 0 for one in ahead)
+    return "best" if behind == len(others) else "second" if behind == len(others) - 1 and len(others) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,46 +237,3 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
             "(--seeds-from).",
             reason="PROBES_DIFFER",
         )
-
-
-def _figures(
-    draws: ResampledMeans, own: list[tuple[str, float]], rewritten: list[tuple[str, float]], threshold: int
-) -> _Drawn:
-    if not own:
-        return {}
-    (pooled, drawn), (before, before_drawn) = (
-        draws.of([(meme, float(score <= threshold)) for meme, score in scores]) for scores in ([*own, *rewritten], own)
-    )
-    return {
-        SCORE: draws.of(own),
-        FAILURE: (pooled, drawn),
-        FAILURE_BEFORE: (before, before_drawn),
-        CHANGE: (pooled - before, np.asarray(drawn - before_drawn)),
-    }
-
-
-def _mean_over(every: Sequence[_Drawn]) -> _Drawn:
-    """The mean over categories; in a resample, over those of which it has a meme."""
-    # A mean only if every category has figures: over fewer categories it would not be comparable.
-    if not all(every):
-        return {}
-    found = {}
-    for metric in every[0]:
-        values = np.stack([one[metric][1] for one in every])
-        # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
-        with np.errstate(invalid="ignore"):
-            means = np.nansum(values, axis=0) / (~np.isnan(values)).sum(axis=0)
-        found[metric] = (float(np.mean([one[metric][0] for one in every])), np.asarray(means))
-    return found
-
-
-def _rank(own: _Drawn, others: Sequence[_Drawn], metric: str) -> str:
-    """``best`` or ``second`` if that is significant; empty otherwise."""
-    theirs = [one[metric][1] for one in others if metric in one]
-    if metric not in own or not theirs:
-        return ""
-    # A high score is good, a high failure rate is not.
-    sign = 1.0 if metric == SCORE else -1.0
-    differences = (sign * (own[metric][1] - drawn) for drawn in theirs)
-    behind = sum(interval(one[~np.isnan(one)])[0] > 0 for one in differences)
-    return "best" if behind == len(theirs) else "second" if behind == len(theirs) - 1 and len(theirs) > 1 else ""

@@ -18,26 +18,21 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
     Sentences that share no word with it come last, and those of equal likeness in the order in which they stand: the
     same sentences always give the same places.
     """
-    scores = _scores(sentence, sentences)
+    words, scores = [words_of(each) for each in sentences], [0.0] * len(sentences)
+    known = {word for each in words for word in each}
+    # Without any common word nothing is alike; and an index can't be made of no word at all.
+    if wanted := [word for word in words_of(sentence) if word in known]:
+        index = bm25s.BM25()
+        index.index(words, show_progress=False)
+        scores = [float(score) for score in index.get_scores(wanted)]
     # By place among equals, so that the order is the same each time.
-    return tuple(sorted(range(len(sentences)), key=lambda index: (-scores[index], index))[:most])
+    return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])
 
 
 def words_of(sentence: str) -> list[str]:
     """Words of a sentence in lower case, without stop words."""
     (words,) = bm25s.tokenize([sentence], stopwords="en", return_ids=False, show_progress=False)
     return list(words)
-
-
-def _scores(query: str, sentences: Sequence[str]) -> list[float]:
-    words = [words_of(sentence) for sentence in sentences]
-    known = {word for each in words for word in each}
-    wanted = [word for word in words_of(query) if word in known]
-    if not wanted:  # among them the case that there is no word at all, which an index can't be made of
-        return [0.0] * len(sentences)
-    index = bm25s.BM25()
-    index.index(words, show_progress=False)
-    return [float(score) for score in index.get_scores(wanted)]
 
 
 _MOST = 15
@@ -65,7 +60,15 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
     What fails no more often with the words than without says nothing and is left out. Of words that stand in just the
     same misbeliefs one topic is told: a pair before a single word, and the pair whose words are the rarest.
     """
-    lowest = _lowest(scored, steps)
+    misbeliefs = {(one.meme, one.category): one.misbelief for one in scored if one.usable}
+    by_pair: dict[tuple[str, str], int] = {}
+    every: list[Scored | Step] = [*scored, *steps]
+    for one in every:
+        pair = (one.meme, one.category)
+        if one.score is not None and pair in misbeliefs:
+            by_pair[pair] = min(one.score, by_pair.get(pair, one.score))
+    # The lowest score of each meme and category, as it is or rewritten, and the misbelief behind it.
+    lowest = [(score, misbeliefs[pair]) for pair, score in by_pair.items()]
     if not lowest:
         return ()
     found: dict[str, set[int]] = {}
@@ -95,18 +98,3 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
         and (len(indices & failed) / len(indices) > usual or usual == 1)
     ]
     return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:_MOST])
-
-
-def _lowest(scored: Sequence[Scored], steps: Sequence[Step]) -> list[tuple[int, str]]:
-    """The lowest score of each meme and category, as it is or rewritten, and the misbelief behind it."""
-    lowest = {
-        (one.meme, one.category): (one.score, one.misbelief)
-        for one in scored
-        if one.misbelief and one.score is not None
-    }
-    for step in steps:
-        pair = (step.meme, step.category)
-        if step.score is not None and pair in lowest:
-            score, misbelief = lowest[pair]
-            lowest[pair] = (min(score, step.score), misbelief)
-    return list(lowest.values())

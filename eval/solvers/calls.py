@@ -123,7 +123,6 @@ class MemeCalls:
 
     stored: StoredCourt
     shown: DecodedMeme
-    seed: int
     fence: Fence = field(init=False)
     _deadline: Deadline = field(init=False)
     _hits: HitCounter = field(init=False, default_factory=HitCounter)
@@ -152,7 +151,7 @@ class MemeCalls:
 
     def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:
         """Returns a role's model for this meme."""
-        models = self.stored.role_models(self._hits, self.seed if seed is None else seed)
+        models = self.stored.role_models(self._hits, seed)
         # As in a trial: all calls about a picture go to the replica that has it in its cache.
         model = models.pinned(self.shown.pixels_sha256).by_role[role]
         return Speaker(

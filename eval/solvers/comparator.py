@@ -93,7 +93,7 @@ class ComparatorSolver(AnsweringSolver):
     async def predict(self, item: MemeItem) -> Prediction:
         """See the base class."""
         shown = DecodedMeme(item.meme) if self.text_only else await self.stored.decoded(item)
-        calls, score = _ComparatorCalls(self.stored, shown, self.stored.seed), None
+        calls, score = _ComparatorCalls(self.stored, shown), None
         match self.comparator:
             case Comparator.PLAIN:
                 harmful = await calls.plain()
@@ -168,7 +168,7 @@ class _ComparatorCalls(MemeCalls):
         # Sequentially: the cost of a sample is known only afterwards.
         for draw in count():
             # A seed per sample: with the same one, the call cache would return the first reply again.
-            speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
+            speaker = self.speaker(seed=self.stored.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, messages, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             if not self._has_room(len(votes), budget):

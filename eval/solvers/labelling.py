@@ -161,7 +161,7 @@ class QuestionSolver(AnsweringSolver):
                 return Prediction(meme=item.meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
             cost = Cost()
         else:
-            calls = _LabelCalls(self.stored, shown, self.stored.seed, self.question)
+            calls = _LabelCalls(self.stored, shown, self.question)
             answer = await calls.answer(await self._shots(shown))
             cost = calls.cost()
         return Prediction(meme=item.meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer}, cost=cost)

@@ -191,7 +191,7 @@ class TrialSolver:
         english = language.partition("-")[0].lower() == ENGLISH
         if self.translated_from is None or english or not meme.text.strip():
             return meme.text, Cost()
-        calls = MemeCalls(self.stored, DecodedMeme(meme), self.stored.seed)
+        calls = MemeCalls(self.stored, DecodedMeme(meme))
         prompt = load(PROMPTS, "translate")
         schema = replies.object_schema({"translation": {"type": "string", "minLength": 1, "maxLength": _LONGEST}})
         agent = Agent(prompt, "translate", partial(replies.parse, _Translation), schema)

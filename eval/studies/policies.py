@@ -250,7 +250,7 @@ async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown:
     words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
     agent = Agent(prompt, "reword", partial(parse, _Edit), object_schema({"text": words}))
     async with trials.court(policy) as stored:
-        calls = MemeCalls(stored, DecodedMeme(JudgedMeme(id=clause.number, split="reword", line=0)), 0)
+        calls = MemeCalls(stored, DecodedMeme(JudgedMeme(id=clause.number, split="reword", line=0)))
 
         def fenced(forbidden: bool) -> str:
             kind = [each for each in shown if each.forbidden is forbidden]
