@@ -184,18 +184,18 @@ class MemeBlock:
     @property
     def ids(self) -> Sequence[str]:
         """Ids, which are unique in a data set without faults."""
-        return self.rows.columns["meme.id"]
+        return self.rows.columns["@@id"]
 
     @property
     def golds(self) -> Sequence[RowGold]:
         """Gold labels."""
-        return self.rows.columns["meme.gold"]
+        return self.rows.columns["@@gold"]
 
     def values(self, name: str) -> Sequence[Any]:
         """Values of any field of a meme, empty ones if the card does not fill it."""
         if name in RowGold.__slots__:
             return list(map(attrgetter(name), self.golds))
-        columns, known = self.rows.columns, f"@{name}" if name in ("language", "group") else f"meme.{name}"
+        columns, known = self.rows.columns, f"@{name}" if name in ("language", "group") else f"@@{name}"
         return [self.split] * len(self) if name == "split" else columns.get(known, [""] * len(self))
 
     def cells(self, column: str) -> Sequence[Any]:
@@ -343,16 +343,16 @@ class RowRules:
         self.id = _text_rule(fields.id, join_of, self._stripped_id, is_id=True)
         self.fields: list[tuple[str, ColumnRule]] = [
             *(
-                ("@group" if name == "group" else f"meme.{name}", _text_rule(expression, join_of))
+                ("@group" if name == "group" else f"@@{name}", _text_rule(expression, join_of))
                 for name in TEXT_FIELDS
                 if (expression := getattr(fields, name)) is not None
             ),
-            ("meme.gold", column_rule(None if by_jury else columns, self._gold_of)),
-            *([("meme.image", _text_rule(fields.picture, join_of, self._image))] if fields.picture else []),
+            ("@@gold", column_rule(None if by_jury else columns, self._gold_of)),
+            *([("@@image", _text_rule(fields.picture, join_of, self._image))] if fields.picture else []),
         ]
         """Columns of a meme's fields with their rules, in the order in which a row's first fault is found.
 
-        Later rules find those with ``@`` by their names in braces. Labels are None if a task drops the row.
+        Later rules find those with one ``@`` by their names in braces. Labels are None if a task drops the row.
         """
 
     def _stripped_id(self, word: str) -> str:

@@ -2,16 +2,16 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from court.digests import sha256_of
 from court.errors import BadRequest
-from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
+from eval.datasets.card import CardLayout, CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_rows import TEXT_FIELDS, ColumnRule, MemeBlock, RowRules, column_rule, faults_of
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import (
@@ -32,6 +32,7 @@ from retrieval.library.tables import parse_object, read_text
 
 _NONE: dict[str, Any] = {}
 _BY_ROW = "@row"
+T = TypeVar("T")
 
 
 def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
@@ -100,6 +101,15 @@ def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> B
         f"{', …' if len(folders) > 4 else ''}).{source}",
         reason="DATA_MISSING",
     )
+
+
+def _readable(columns: Mapping[str, T], layout: CardLayout) -> dict[str, T]:
+    """Columns of a file without those that a card excludes, and those that could pass for computed values.
+
+    They are dropped before any other code sees the rows, so that no value gets into a message or a meme.
+    """
+    never = {*layout.never_read, *MADE_NAMES}
+    return {name: cell for name, cell in columns.items() if name not in never and not name.startswith("@@")}
 
 
 class JoinedFiles:
@@ -203,9 +213,7 @@ class JoinedFiles:
             try:
                 if isinstance(record, str):
                     raise BadCell(record)
-                # Excluded columns are not read from joined files either.
-                for name in (*self._card.layout.never_read, *MADE_NAMES):
-                    record.pop(name, None)
+                record = _readable(record, self._card.layout)
                 word = str(rows) if key == _BY_ROW else (word_of(record.get(key), key) or "").strip()
                 if not word:
                     raise BadCell("it is empty", key)
@@ -310,8 +318,6 @@ class CardReader:
         columns = self.card.columns() | set(self._columns)
         # Column names with a placeholder are not known in advance: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
-        # Includes our own names: a column with such a name could pass for a computed value.
-        never = (*layout.never_read, *MADE_NAMES)
         file = RecordFile(
             path,
             layout.kind,
@@ -319,9 +325,7 @@ class CardReader:
             unpacked=(self._picture, self._unpacked) if self._unpacked else None,
         )
         for block in file.blocks():
-            # Dropped before any other code sees the rows, so that no value of these columns gets into a message or a
-            # meme.
-            yield replace(block, columns={name: cells for name, cells in block.columns.items() if name not in never})
+            yield replace(block, columns=_readable(block.columns, layout))
 
     def blocks(self) -> Iterator[MemeBlock]:
         """The memes by columns, many at once."""
@@ -368,7 +372,7 @@ class CardReader:
             nonlocal block
             block = block.with_columns({name: values})
             if faults := faults_of(values):
-                ids = block.columns.get("meme.id", ("",) * len(block))
+                ids = block.columns.get("@@id", ("",) * len(block))
                 problems.extend(Problem(path.name, block.numbers[at], ids[at], str(bad)) for at, bad in faults.items())
                 good = np.ones(len(block), np.bool_)
                 good[list(faults)] = False
@@ -384,10 +388,10 @@ class CardReader:
             return len(good) - int(good.sum())
 
         if block.fault:
-            add("meme.fault", [BadCell(block.fault)] * len(block))
+            add("@@fault", [BadCell(block.fault)] * len(block))
         # Checked before the id: rows of other splits may have invalid ids.
         if self._where is not None and len(block):
-            self.elsewhere += keep("meme.here", self._where(block))
+            self.elsewhere += keep("@@here", self._where(block))
         # The file's language takes precedence over a column, since it is part of the id.
         if language:
             add("@language", (language,) * len(block))
@@ -396,21 +400,21 @@ class CardReader:
         add("@id", self._rules.id(block))
         own = block.columns["@id"]
         # Ids repeat across language files.
-        add("meme.id", [f"{language}-{id_}" for id_ in own] if language else own)
+        add("@@id", [f"{language}-{id_}" for id_ in own] if language else own)
         if self._listed is not None:
-            self.elsewhere += keep("meme.here", [id_ in self._listed for id_ in block.columns["meme.id"]])
+            self.elsewhere += keep("@@here", [id_ in self._listed for id_ in block.columns["@@id"]])
         for name, rule in self._rules.fields:
             add(name, rule(block))
-        self.excluded += keep("meme.gold", self._golds_of(block))
+        self.excluded += keep("@@gold", self._golds_of(block))
         if not self._doubles or self._listed is not None:
-            self._seen.update(block.columns["meme.id"])
+            self._seen.update(block.columns["@@id"])
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)
         return block
 
     def _golds_of(self, block: Block) -> Sequence[Any]:
         """Labels of rows, or the fault that a row's id stands in another."""
-        ids, golds = block.columns["meme.id"], block.columns["meme.gold"]
+        ids, golds = block.columns["@@id"], block.columns["@@gold"]
         if self._doubles or (len(set(ids)) == len(ids) and self._seen.isdisjoint(ids)):
             return golds
         found = list(golds)

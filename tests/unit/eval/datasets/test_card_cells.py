@@ -339,11 +339,11 @@ def test_problems_name_columns_missing_from_a_row(tmp_path):
 
 
 def test_columns_with_reserved_names_are_ignored(tmp_path):
-    reserved = {"@language": ["de"], "@group": {"a": 1}, "@id": "other", "@row": [], "@variant": 2}
+    reserved = {"@language": ["de"], "@group": {"a": 1}, "@id": "other", "@row": [], "@variant": 2, "@@ocr": "x"}
     labels, problems = read_lines(tmp_path, {"id": "m", "text": "a pond", "image": "", "label": 1} | reserved)
     assert labels == {"good": ("harmless",), "m": ("harmful",)} and problems == []
     (meme,) = read_by_card(own_card("jsonl", ["rows.jsonl"]), tmp_path, "all").memes[1:]
-    assert (meme.id, meme.language, meme.group) == ("m", "", "")
+    assert (meme.id, meme.language, meme.group, meme.ocr) == ("m", "", "", "")
 
 
 def test_malformed_or_unknown_cards_are_refused(tmp_path):
