@@ -133,22 +133,16 @@ def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Sectio
         # In a table of whole answers every meme has the label.
         whole = bool(found.task) and not found.label
         rows = [["group", "memes", *([] if whole else [found.label or "harmful"])]]
-        # Without "others" beside it: a missing answer does not depend on a label, and stands once per run.
-        rows[0] += [head for one, title in shares.items() for head in (title, "others")[: 1 if one == "silent" else 2]]
+        rows[0] += [head for title in shares.values() for head in (title, "others")]
         notes = []
         for group in found.groups:
             row = [group.name, f"{group.n:,}", *([] if whole else [f"{group.harmful:,}"])]
             for one, title in shares.items():
                 share = group.shares[one]
-                row += [
-                    figure(share.figure) + ("*" if share.sure else ""),
-                    *([figure(share.rest)] if one != "silent" else []),
-                ]
-                if share.sure and share.figure and share.rest is not None:
-                    notes.append(
-                        f"{group.name}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the others (p = "
-                        f"{share.corrected:.2g} after correction)."
-                    )
+                row += [figure(share.figure) + ("*" if share.sure else ""), figure(share.rest)]
+                if share.sure and share.figure:
+                    beside = f"{figure(share.figure.value)} against {figure(share.rest)} of the others"
+                    notes.append(f"{group.name}: {title} {beside} (p = {share.corrected:.2g} after correction).")
             rows.append(row)
         notes = notes or ["No group differs from the others by more than chance often makes among so many looks."]
         # The tables of a question share tests and groups, so their notes are given once.

@@ -130,6 +130,14 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F
     log = json.loads((tmp_path / "log.json").read_text())
     # A sample has its trial's transcript, the ruling on the question included.
     assert all(any(event.get("role") == "judge" for event in sample["events"]) for sample in log["samples"])
+    # Without a gold label a meme is neither right nor wrong.
+    folder = RunFolder(tmp_path / "run")
+    first, *others = folder.memes()
+    folder.write_memes([first.model_copy(update={"tasks": {}}), *others])
+    ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), "--inspect", str(tmp_path / "open.json")])
+    assert ran.exit_code == 0, ran.output
+    scored = [sorted(one["scores"]) for one in json.loads((tmp_path / "open.json").read_text())["samples"]]
+    assert scored == [[], *([["signs"]] * len(others))]
 
 
 def test_interrupted_run_resumes_and_failed_questions_fail_no_trial(data, tmp_path, model):  # noqa: F811

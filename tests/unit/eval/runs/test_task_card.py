@@ -252,7 +252,7 @@ def test_subgroup_tables_show_accuracy_and_each_label():
     least = min(tested, key=lambda share: share.p)
     assert least.corrected == pytest.approx(min(1, least.p * len(tested)))
     sections = subgroup_sections("run", (overall, *labels))
-    assert sections[0].rows[0] == ("group", "memes", "accuracy", "others", "no answer")
+    assert sections[0].rows[0] == ("group", "memes", "accuracy", "others", "no answer", "others")
     assert sections[2].rows[0][:4] == ("group", "memes", "against", "accuracy")
     assert sum("Fisher" in note for section in sections for note in section.notes) == 1
 
