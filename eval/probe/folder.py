@@ -9,7 +9,7 @@
 ``scored.jsonl``      each meme and category with misbelief, reference, answer and score (:class:`Scored`)
 ``rewritten.jsonl``   each step of the refinement (:class:`Step`); its texts stay here, and every line says so
 ``seeds.json``        the memes that searches began with, by category, for ``--seeds-from`` of another target
-``usage.json``        what each model was asked
+``usage.json``        what each model was asked, in all sessions together
 ``calls.sqlite``      the store of model calls
 ====================  ====================================================================================
 

@@ -82,17 +82,12 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
     """Computes the cost of a trial from its record, including calls that no verdict rests on."""
     # A trial that failed and was resumed ended several times, each time with unused calls.
     unused: list[Unused] = [end for event in record.events if (end := getattr(event, "unused", None))]
-    calls = record.calls
-    made = sum(each.requests for each in calls) + sum(each.calls for each in unused)
-    figures: list[ModelCall | Unused] = [*(each.call for each in calls), *unused]
-    return Cost(
-        calls=made,
-        stored=min(stored, made),
-        tokens_in=sum(each.tokens_in for each in figures),
-        tokens_out=sum(each.tokens_out for each in figures),
-        tokens_cached=sum(each.tokens_cached for each in figures),
-        seconds=_seconds(record),
-    )
+    made = sum(each.requests for each in record.calls) + sum(each.calls for each in unused)
+    figures: list[ModelCall | Unused] = [*(each.call for each in record.calls), *unused]
+    tokens = {
+        name: sum(getattr(each, name) for each in figures) for name in ("tokens_in", "tokens_out", "tokens_cached")
+    }
+    return Cost(calls=made, stored=min(stored, made), seconds=_seconds(record), **tokens)
 
 
 def _seconds(record: TrialRecord) -> float:

@@ -9,7 +9,7 @@ server is needed.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class LabelVotes:
     question: Question
     encoder: Encoder
     views: Mapping[str, _LabelView]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...]
 
     async def answer(self, shown: DecodedMeme) -> TaskAnswer | None:
         """Returns the labels more likely than not; for a task with one label per meme, the most likely one.
@@ -129,11 +129,16 @@ def open_label_votes(
     views: dict[str, _LabelView] = {}
     for number, label in enumerate(question.labels):
         progress("labels", number, len(question.labels))
-        own = _relabelled(memes, examples, question.task, label)
+        having = [label in (gold_of(examples[meme.id], question.task) or ()) for meme in memes]
+        # "Harmful" means having the label, as votes know only two classes.
+        own = [
+            meme.model_copy(update={"label": Label.HARMFUL if has else Label.NOT_HARMFUL})
+            for meme, has in zip(memes, having, strict=True)
+        ]
         views[label] = _LabelView(
             library=library,
             index=index,
-            harmful=np.array([meme.harmful for meme in own], dtype=bool),
+            harmful=np.array(having, dtype=bool),
             memes=own,
             rows=rows_by_id,
             tuning=calibrate(
@@ -148,7 +153,15 @@ def open_label_votes(
             counts=Counts.of(np.array([meme.flags for meme in own], dtype=np.uint8), 0),
         )
     progress("labels", len(question.labels), len(question.labels))
-    return LabelVotes(question, encoder, views, _notes(views, groups is not None))
+    notes = (
+        ["Labels were calibrated with memes of one group of the card left out together."] if groups is not None else []
+    )
+    if few := [label for label, view in views.items() if not view.tuning.calibration.n]:
+        notes.append(
+            f"Nothing could be chosen or calibrated for {', '.join(few)}, which takes {FEWEST_OF_A_LABEL} memes with "
+            "and without the label in the train split: the vote stands as the neighbours give it."
+        )
+    return LabelVotes(question, encoder, views, tuple(notes))
 
 
 def _compared(
@@ -192,18 +205,6 @@ def _compared_text(meme: JudgedMeme, question: Question) -> str:
     return "\n".join(words for kind in TEXTS if kind in question.inputs and (words := words_of(meme, kind)).strip())
 
 
-def _relabelled(
-    memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme], task: str, label: str
-) -> list[LabelledMeme]:
-    def has_label(meme: LabelledMeme) -> bool:
-        return label in (gold_of(examples[meme.id], task) or ())
-
-    # "Harmful" means having the label, as votes know only two classes.
-    return [
-        meme.model_copy(update={"label": Label.HARMFUL if has_label(meme) else Label.NOT_HARMFUL}) for meme in memes
-    ]
-
-
 def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -> NDArray[np.int64] | None:
     """Group number of each meme by the card; None if groups are too few or too uneven to be left out."""
     names = [examples[meme.id].group for meme in memes]
@@ -213,14 +214,3 @@ def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -
         return None
     # A meme without a group forms a group by itself.
     return group_numbers(name or f"\0{row}" for row, name in enumerate(names))
-
-
-def _notes(views: Mapping[str, _LabelView], grouped: bool) -> tuple[str, ...]:
-    few = [label for label, view in views.items() if not view.tuning.calibration.n]
-    notes = ["Labels were calibrated with memes of one group of the card left out together."] if grouped else []
-    if few:
-        notes.append(
-            f"Nothing could be chosen or calibrated for {', '.join(few)}, which takes {FEWEST_OF_A_LABEL} memes with "
-            "and without the label in the train split: the vote stands as the neighbours give it."
-        )
-    return tuple(notes)

@@ -34,7 +34,7 @@ _ROWS = {
     "coverage": "coverage",
     "not_attempted": "not attempted",
     "decided_accuracy": "accuracy of answers",
-    "failed": "abstained, failed",
+    "abstained": "abstained, failed",
     "verbatim": "verbatim quotes",
     "backed": "findings backed by quotes",
     "calls": "calls a claim",
@@ -42,6 +42,13 @@ _ROWS = {
     "documents": "documents a claim",
 }
 """Rows of the table, by figure or number."""
+_FORMS = {
+    "abstained": "{abstained:,}, {failed:,}",
+    "calls": "{calls:.2f}",
+    "tokens": "{tokens:,.0f}",
+    "documents": "{documents:.2f}",
+}
+"""Formats of numbers in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +74,7 @@ class WitnessCard:
 
     def shown(self, name: str) -> str:
         """A figure or number of the table in words."""
-        match name:
-            case "failed":
-                return f"{self.numbers['abstained']:,}, {self.numbers['failed']:,}"
-            case "calls" | "documents":
-                return f"{self.numbers[name]:.2f}"
-            case "tokens":
-                return f"{self.numbers[name]:,.0f}"
-            case _:
-                return figure(self.figures[name])
+        return _FORMS[name].format(**self.numbers) if name in _FORMS else figure(self.figures[name])
 
 
 def witness_lead(manifest: WitnessManifest, cards: Sequence[WitnessCard]) -> list[str]:
