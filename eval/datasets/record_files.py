@@ -274,28 +274,18 @@ def parsed_rows(
     return found
 
 
-def read_json_lines(path: Path, kind: type[M]) -> Iterator[tuple[int, M]]:
-    """Reads the lines of a file with their numbers, counted from 1; blank lines are skipped.
+def read_json_lines(path: Path, kind: type[M]) -> list[tuple[int, M]]:
+    """Reads a file of JSON lines, which may be empty, with their numbers. Raises BadRequest as :func:`parsed_rows`."""
 
-    Raises:
-        BadRequest: The file or a line can't be read.
-    """
-    try:
-        # Splits at line feeds only: splitlines would also split at other characters within a text.
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, ValueError):
-        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
+    def parse(number: int, record: dict[str, Any]) -> tuple[int, M]:
         try:
-            yield number, kind.model_validate_json(text)
+            return number, kind.model_validate(record)
         except ValidationError as error:
             fault = error.errors()[0]
-            raise BadRequest(
-                f"{path.name}, line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.",
-                reason="FILE_UNREADABLE",
-            ) from None
+            raise BadCell(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+
+    rows = list(_json_lines(path))
+    return parsed_rows(path, rows, parse, purpose="used", reason="FILE_UNREADABLE") if rows else []
 
 
 def _json_lines(path: Path) -> Iterator[Numbered]:
@@ -477,13 +467,12 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
     Raises:
         BadRequest: A column occurs twice, or the separator is that of another kind of table.
     """
-    exact = {name: [place for place, one in enumerate(header) if one == name] for name in dict.fromkeys(header)}
-    lower = {name.lower(): [place for place, one in enumerate(header) if one.lower() == name.lower()] for name in exact}
     found: list[tuple[str, int]] = []
     # If all columns are read, those without a name are left out, as no card can refer to them.
-    for name in sorted(file.columns) if file.columns is not None else [name for name in exact if name]:
+    for name in dict.fromkeys(filter(None, header)) if file.columns is None else sorted(file.columns):
+        exact = [place for place, one in enumerate(header) if one == name]
         # Spellings differ between copies of a file: Image_name, image_name.
-        places = exact.get(name) or lower.get(name.lower(), [])
+        places = exact or [place for place, one in enumerate(header) if one.lower() == name.lower()]
         # Two columns with one name are ambiguous.
         if len(places) > 1:
             raise BadRequest(

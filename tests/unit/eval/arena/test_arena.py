@@ -658,7 +658,7 @@ def test_command_explains_errors_in_its_files(tmp_path, data):
     assert "no battle yet" in error_of(good, "--report") or "holds no arena" in error_of(good, "--report")
     wrong = tmp_path / "tasks.jsonl"
     wrong.write_text('{"meme": "m", "rounds": []}\n')
-    assert "tasks.jsonl, line 1: rounds" in error_of(good, "--data", data, "--tasks", wrong)
+    assert "tasks.jsonl can't be used: line 1: rounds" in error_of(good, "--data", data, "--tasks", wrong)
 
 
 # Custom criteria.

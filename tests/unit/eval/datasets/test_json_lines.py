@@ -15,19 +15,19 @@ def test_lines_are_numbered_and_end_only_at_line_feeds(tmp_path):
     texts = ("one\u2028line", "another\x85line")
     lines = [json.dumps({"meme": "m", "reasoning": text}, ensure_ascii=False) for text in texts]
     path.write_text("\r\n\n".join(lines) + "\n", encoding="utf-8", newline="")
-    found = list(read_json_lines(path, HumanReference))
+    found = read_json_lines(path, HumanReference)
     assert [(number, one.reasoning) for number, one in found] == [(1, texts[0]), (3, texts[1])]
 
 
 def test_unreadable_lines_and_files_are_named(tmp_path):
     path = tmp_path / "references.jsonl"
     path.write_text('{"meme": "m", "reasoning": "x"}\n{"meme": "m"}\n')
-    with pytest.raises(BadRequest, match=r"references\.jsonl, line 2: reasoning: "):
-        list(read_json_lines(path, HumanReference))
+    with pytest.raises(BadRequest, match=r"references\.jsonl can't be used:\nline 2: reasoning: "):
+        read_json_lines(path, HumanReference)
     (tmp_path / "no-text.jsonl").write_bytes(b"\xff")
     for unreadable in (tmp_path, tmp_path / "no-text.jsonl", tmp_path / "missing.jsonl"):
-        with pytest.raises(BadRequest, match="can't be read"):
-            list(read_json_lines(unreadable, HumanReference))
+        with pytest.raises(BadRequest, match=r"can't be read|is not UTF-8"):
+            read_json_lines(unreadable, HumanReference)
 
 
 def test_line_cut_by_a_crash_is_skipped_only_in_an_append_only_file(tmp_path):
