@@ -149,17 +149,18 @@ def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
 
 
 def closeness(ratings: Mapping[str, float], reference: Mapping[str, float]) -> Row:
-    """Compares two rankings of the same models.
+    """Compares two rankings by the models that both have.
 
     Returns ``ndcg``, Kendall's τ-b as ``tau``, None if either ranking ties all models, and as ``chance`` the mean NDCG
     of a random order: a ranking below it is worse than none.
     """
     from scipy.stats import kendalltau
 
+    reference = {model: rate for model, rate in reference.items() if model in ratings}
     tau = kendalltau([ratings[model] for model in reference], list(reference.values())).statistic
     return {
         "ndcg": ndcg(ratings, reference),
-        # scipy gives NaN for a constant ranking.
+        # NaN for a constant ranking.
         "tau": None if np.isnan(tau) else float(tau),
         "chance": ndcg(dict.fromkeys(reference, 0.0), reference),
     }
@@ -209,12 +210,11 @@ def _under(setting: Setting, judged: Mapping[str, Sequence[Judged]], models: Seq
             continue
         # What a judge makes of its own answers shows in its lift; its ranking is that of the other models.
         impartial = [event for event in own if judge not in (event.a, event.b)]
-        # Models that only one side judged are in neither ranking: NDCG and tau compare the same models.
-        here, there = _common(_rates(impartial, models), _rates(others, models))
+        here, there = _rates(impartial, models), _rates(others, models)
         # One model is no ranking: a judge of two models, one of them itself, has nothing but its own cases.
-        if len(here) > 1:
+        if len(here.keys() & there.keys()) > 1:
             # With own cases, as MemeArena has it.
-            whole = closeness(*_common(_rates(own, models), joint))
+            whole = closeness(_rates(own, models), joint)
             named = {"joint": whole["ndcg"], "joint_tau": whole["tau"], "joint_chance": whole["chance"]}
             agreements.append({"judge": judge, **closeness(here, there), **named})
         if case := _own_case(judge, own, others, draw):
@@ -228,11 +228,6 @@ def _under(setting: Setting, judged: Mapping[str, Sequence[Judged]], models: Seq
         "own_cases": cases,
         "own_lift": _mean(case["own"] - case["others"] for case in cases),
     }
-
-
-def _common(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns two rankings of the models that both have."""
-    return {m: rate for m, rate in one.items() if m in other}, {m: other[m] for m in one if m in other}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -303,7 +298,7 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str]) -> l
     for size in range(1, len(by_judge) + 1):
         panels = itertools.combinations(by_judge.values(), size)
         # A small panel may not have judged every model.
-        found = [closeness(*_common(_rates(itertools.chain(*panel), models), whole)) for panel in panels]
+        found = [closeness(_rates(itertools.chain(*panel), models), whole) for panel in panels]
         means = {name: _mean(each[name] for each in found) for name in ("ndcg", "tau", "chance")}
         sizes.append({"size": size, "panels": len(found), **means})
     return sizes

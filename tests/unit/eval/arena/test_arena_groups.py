@@ -58,7 +58,8 @@ def test_planted_weakness_is_found_and_named(within):
     worst = min(found["differences"], key=lambda one: one["p"])
     # Reported for the first group, in which it is stronger.
     assert (worst["model"], worst["group"]) == ("model 3", "one") and worst["p"] < 0.05
-    assert worst["points"].value > 100 and worst["points"].low > 0
+    points = worst["points"]
+    assert points.value > 100 and 0 < points.low < points.value < points.high
 
 
 @pytest.mark.slow
