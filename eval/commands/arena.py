@@ -29,9 +29,9 @@ from eval.commands.options import (
     write_answer,
 )
 from eval.commands.rating import rate_arena
-from eval.commands.sampled import sampled_options, samples_of
+from eval.commands.sampled import chosen_models, sampled_options, samples_of
 from eval.commands.task_sets import tasks
-from eval.models.open import read_models, require_servers
+from eval.models.open import read_models
 from eval.models.samples import TABLE_KEYS
 from eval.session.sampled import repeats_in
 from serving.cli.common import PATH, tell
@@ -149,9 +149,7 @@ def _options_of(options: dict[str, Any]) -> Ask:
     own = {name: table[name] for name in table if name not in TABLE_KEYS}
     settings = arena_settings(own, file.models, folder=options["models"].parent)
     # A file may name models without a role; their servers need not run.
-    used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
-    specs = {name: file.models[name] for name in used}
-    require_servers(specs, options["vllm"])  # reports what is wrong before anything is read
+    specs = chosen_models(options, (*settings.targets, *settings.judges, settings.controller))
     same = ("out", "seed", "concurrency", "tasks", "references", "calls", "vllm", "vllm_flags")
     return Ask(
         **{name: options[name] for name in same},

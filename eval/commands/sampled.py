@@ -71,7 +71,8 @@ async def arena_memes(
         samples = read
     # Of these alone: of the whole split, a limit could draw others.
     ids = wanted or {meme.id for meme in manifest.memes}
-    shown = await read_memes(samples, seed=manifest.drawn_by, keep=ids.__contains__)
+    seed = manifest.seed if manifest.sample_seed is None else manifest.sample_seed
+    shown = await read_memes(samples, seed=seed, keep=ids.__contains__)
     return {meme.id: meme for meme in shown.memes}
 
 

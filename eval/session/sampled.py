@@ -30,11 +30,6 @@ class SampledManifest(SessionManifest):
     cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     """Cards of data sets that no version of the program knows, by id: their files may change."""
 
-    @property
-    def drawn_by(self) -> int:
-        """Seed of the sample of memes."""
-        return self.seed if self.sample_seed is None else self.sample_seed
-
 
 @dataclass(frozen=True)
 class SampledPlan:
