@@ -29,7 +29,7 @@ from eval.standin.settings import Settings
 from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
 from eval.synthetic.messages import fenced, texts_of
-from eval.synthetic.oracle import Ability, JudgeInput, Oracle, answer_signs, answer_target, chance_of, expected
+from eval.synthetic.oracle import Ability, JudgeInput, Oracle, answer_signs, answer_target, expected
 from eval.synthetic.world import GROUPS, SIGNS, SIZE, TARGETS, claim_of, signs_of, target_of
 from eval.witness.world import WorldReader, draw_world
 from eval.witness.world import expected as expected_finding
@@ -143,7 +143,7 @@ def score_of(text: str, category: str, weak: str) -> int:
     if category != weak:
         return FULL
     # A third of the weak kind is not understood as it is.
-    return NONE if REWRITTEN in text or chance_of(0, "explained", text, "") < 1 / 3 else HALF
+    return NONE if REWRITTEN in text or Ability().chance("explained", text) < 1 / 3 else HALF
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,36 +72,33 @@ def served(
     # Settings of the user who runs the benchmark must not change the measurement.
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
     settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    output = home / "serve.log"
+
+    def failed(how: str) -> RuntimeError:
+        return RuntimeError(f"The server {how}:\n{output.read_text('utf-8', 'replace')[-2000:]}")
+
     # A file, not a pipe: nothing reads it while the server runs, and a full pipe would block the server.
-    with (home / "serve.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
-    try:
-        assert process.stdout is not None
-        lines = [line.strip() for line in _until_ready(process.stdout)]
-        address = next((line.removeprefix(_LISTENS) for line in lines if line.startswith(_LISTENS)), None)
-        if address is None or _READY not in lines:
-            raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
-        yield Process(address, process.pid)
-        # If the server died, the benchmark has measured something else; that must not pass as a result.
-        if process.poll() is not None:
-            raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")
-        process.send_signal(signal.SIGTERM)
-        if process.wait(_STOP_S) != 0:
-            raise RuntimeError(f"The server ended with {process.returncode}:\n{_end_of(home / 'serve.log')}")
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _until_ready(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line
-        # The lines end by themselves if the server dies before it is ready.
-        if line.strip() == _READY:
-            return
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text("utf-8", "replace")[-2000:]
+    with (
+        output.open("ab") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = ""
+            # The lines end by themselves if the server dies before it is ready.
+            for line in map(str.strip, process.stdout):
+                if line == _READY:
+                    break
+                if line.startswith(_LISTENS):
+                    address = line.removeprefix(_LISTENS)
+            else:
+                raise failed("ended before it was ready")
+            yield Process(address, process.pid)
+            # If the server died, the benchmark has measured something else; that must not pass as a result.
+            if process.poll() is not None:
+                raise failed(f"ended by itself ({process.returncode})")
+            process.send_signal(signal.SIGTERM)
+            if process.wait(_STOP_S) != 0:
+                raise failed(f"ended with {process.returncode}")
+        finally:
+            process.kill()

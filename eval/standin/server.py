@@ -43,9 +43,10 @@ _THOUGHT = "Let me see what is asked for here . " * 5
 class RefusedCall(Exception):
     """A request that is answered with an error."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = {"Retry-After": f"{retry_after_s:g}"} if retry_after_s else {}
 
 
 class FakeModelServer:
@@ -135,16 +136,14 @@ class FakeModelServer:
             if self._keep:
                 self.requests.append(deepcopy(payload))
             fault = self.faults.next()
-            early = await self._before(request, fault)
-            if early is not None:
-                return early
+            await self._inject(request, fault)
             async with self._slot(payload.get("priority") or 0):
                 body = await self._work(payload, fault)
             # Outside the slot: an answer that drips, or that its client reads slowly, takes no capacity from others.
             return await self._send(request, body, fault)
         except RefusedCall as refused:
             self.stats.refused += 1
-            return _error(refused.status, str(refused))
+            return _error(refused.status, str(refused), refused.headers)
         except (KeyError, TypeError, ValueError):
             self.stats.refused += 1
             return _error(400, "the body is not what the API has")
@@ -155,7 +154,7 @@ class FakeModelServer:
             self.stats.disconnects += 1
             return web.Response()
 
-    async def _before(self, request: web.Request, fault: InjectedFault) -> web.Response | None:
+    async def _inject(self, request: web.Request, fault: InjectedFault) -> None:
         """Injects faults that need no model."""
         if fault.kind is Kind.HANG:
             # Never set: the call ends when its client disconnects.
@@ -163,15 +162,12 @@ class FakeModelServer:
         if fault.kind is Kind.SLOW:
             await asyncio.sleep(fault.seconds)
         if fault.kind is Kind.STATUS:
-            self.stats.refused += 1
-            return _error(fault.status, "as told", {"Retry-After": f"{fault.seconds:g}"} if fault.seconds else {})
+            raise RefusedCall(fault.status, "as told", retry_after_s=fault.seconds)
         if fault.kind is Kind.RESET:
-            self.stats.refused += 1
             assert request.transport is not None
             # Not `close`, which would first send what is left in the buffer.
             request.transport.abort()
-            return web.Response()
-        return None
+            raise RefusedCall(500, "nobody gets this answer")
 
     @asynccontextmanager
     async def _slot(self, rank: int) -> AsyncIterator[None]:

@@ -11,6 +11,7 @@ import random
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -20,8 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from court.errors import BadRequest
 from eval.datasets.known import SYNTHETIC_KEY
-from eval.synthetic.scenes import SCENES, draw_meme, refuse_full
-from eval.synthetic.world import GROUPS, SIZE, png_of
+from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.world import GROUPS, SIZE, refuse_full, write_memes
 from retrieval.build import STARTER_MEMES
 
 DATASET = "synthetic-functional"
@@ -90,24 +91,19 @@ def write_functional(
     refuse_full(root)
     made = cases(count, seed)
     starter = [json.loads(line) for line in STARTER_MEMES.read_text("utf-8").splitlines()]
-    (root / "img").mkdir(parents=True)
+    pictures: dict[str, Callable[[], Image.Image]] = {}
     train, test = [], []
-    total = len(starter) + len(made)
     for number, meme in enumerate(starter, 1):
         image = f"img/train-{number:03d}.png"
-        (root / image).write_bytes(png_of(draw_meme(meme["scene"], meme["text"], seed=number)))
+        pictures[image] = partial(draw_meme, meme["scene"], meme["text"], seed=number)
         # A separate number range: an id in both splits would be a leak.
         train.append(_line(100_000 + number, image, meme["label"] == "HARMFUL", meme["text"]))
-        progress(number, total)
     for number, case in enumerate(made, 1):
         image = f"img/test-{number:05d}.png"
-        (root / image).write_bytes(png_of(draw_case(case)))
+        pictures[image] = partial(draw_case, case)
         test.append(_line(number, image, case.harmful, case.caption))
-        progress(len(starter) + number, total)
-    (root / "train.jsonl").write_text("".join(train), "utf-8")
-    (root / "test.jsonl").write_text("".join(test), "utf-8")
-    key = "".join(json.dumps(asdict(case)) + "\n" for case in made)
-    (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
+    key = [json.dumps(asdict(case)) for case in made]
+    write_memes(root, pictures, {"train.jsonl": train, "test.jsonl": test, FUNCTIONAL_KEY: key}, progress)
     about = {"made_by": "memecourt-eval synthetic", "dataset": DATASET, "seed": seed, "cases": count}
     # Written last, because the directory is recognised by this file.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
@@ -149,4 +145,4 @@ def _draw_sign(image: Image.Image, words: str) -> None:
 
 
 def _line(id_: int, image: str, harmful: bool, text: str) -> str:
-    return json.dumps({"id": id_, "img": image, "label": int(harmful), "text": text}) + "\n"
+    return json.dumps({"id": id_, "img": image, "label": int(harmful), "text": text})

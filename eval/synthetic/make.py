@@ -9,9 +9,10 @@ import io
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import partial
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.items import LEVELS, Level
 from eval.datasets.known import SYNTHETIC_KEY, find_card
-from eval.synthetic.scenes import refuse_full
 from eval.synthetic.world import (
     BAD,
     GROUPS,
@@ -35,9 +35,11 @@ from eval.synthetic.world import (
     draw,
     level_of,
     png_of,
+    refuse_full,
     signs_of,
     target_of,
     text_of,
+    write_memes,
 )
 
 TASKS, CARD = "tasks", "card.toml"
@@ -163,7 +165,10 @@ def make(
         )
         if content is not None:
             contents[named.image] = content
-    _write(root, layout, memes, contents=contents, size=size, progress=progress)
+    folder = "images/" if layout is Layout.HARMEME else ""
+    pictures = {f"{folder}{meme.image}": contents.get(meme.image, partial(_image, meme, size)) for meme in memes}
+    shown = {name: picture for name, picture in pictures.items() if picture != b""}
+    write_memes(root, shown, _rows(layout, memes), progress)
     about = {
         "made_by": "memecourt-eval synthetic",
         "dataset": dataset.id,
@@ -243,7 +248,7 @@ def _leaks(tested: Sequence[SyntheticMeme], other: SyntheticMeme) -> list[_Plant
     ImageEnhance.Brightness(_image(near_duplicate)).enhance(0.95).save(paler, "JPEG", quality=80)
     return [
         (replace(other, id=same_id.id, planted="same id", of=same_id.id), None),
-        leaked("same file", same_file, _png(same_file), text=other.text),
+        leaked("same file", same_file, png_of(_image(same_file)), text=other.text),
         # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must find it.
         leaked("same picture", same_picture, png_of(_image(same_picture), level=1), text=other.text),
         leaked("same text", same_text, badge=other.badge, scene=other.scene, seed=other.seed),
@@ -256,8 +261,8 @@ def _defects(others: Sequence[SyntheticMeme], twice: str | None, *, test_split: 
     first, second, third, fourth = others
     # Cut before the first pixel: a partial picture would still be judged.
     found: list[_Planted] = [
-        (replace(first, planted="damaged picture"), _png(first)[:60]),
-        (replace(second, planted="damaged picture", split=test_split), _png(second)[:60]),
+        (replace(first, planted="damaged picture"), png_of(_image(first))[:60]),
+        (replace(second, planted="damaged picture", split=test_split), png_of(_image(second))[:60]),
         (replace(third, planted="missing picture"), b""),
         *((replace(fourth, planted=f"{kind} label"), None) for kind in ("empty", "foreign")),
     ]
@@ -270,40 +275,18 @@ def _image(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> Any:
     return draw(meme.scene, meme.seed, meme.badge, meme.text, size=size)
 
 
-def _png(meme: SyntheticMeme, size: tuple[int, int] = SIZE) -> bytes:
-    return png_of(_image(meme, size))
-
-
-def _write(
-    root: Path,
-    layout: Layout,
-    memes: Sequence[SyntheticMeme],
-    *,
-    contents: Mapping[str, bytes],
-    size: tuple[int, int],
-    progress: Callable[[int, int], None],
-) -> None:
-    """Writes pictures, splits, the labels of the world's other tasks with the card that describes them, and the key."""
-    pictures, dataset = root / "images" if layout is Layout.HARMEME else root, find_card(f"synthetic-{layout}")
-    for folder in (pictures, root / TASKS, (pictures / memes[0].image).parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    for number, meme in enumerate(memes, 1):
-        content = contents.get(meme.image)
-        if content != b"":
-            (pictures / meme.image).write_bytes(_png(meme, size) if content is None else content)
-        progress(number, len(memes))
-    # Defects are faults of rows and files; a leaking meme is sound.
-    sound = [meme for meme in memes if not meme.planted or meme.of]
-    lines = {}
+def _rows(layout: Layout, memes: Sequence[SyntheticMeme]) -> dict[str, list[str]]:
+    """Returns the lines of the splits, of the labels of the world's other tasks, of their card and of the key."""
+    rows, dataset = {}, find_card(f"synthetic-{layout}")
     for split in dataset.splits:
-        lines[split.files[0]] = [_line(layout, meme) for meme in memes if meme.split == split.name]
+        rows[split.files[0]] = [_line(layout, meme) for meme in memes if meme.split == split.name]
     for role in SplitRole:
         splits = {split.name for split in dataset.of_role(role)}
-        lines[f"{TASKS}/{role}.jsonl"] = [json.dumps(_task_row(meme)) for meme in sound if meme.split in splits]
-    lines[KEY] = [json.dumps(asdict(meme)) for meme in memes]
-    for name, each in lines.items():
-        (root / name).write_text("".join(f"{line}\n" for line in each), "utf-8")
-    (root / CARD).write_text((resources("eval.synthetic") / "tasks_card.toml").read_text("utf-8"), "utf-8")
+        # Defects are faults of rows and files; a leaking meme is sound.
+        sound = [meme for meme in memes if meme.split in splits and (not meme.planted or meme.of)]
+        rows[f"{TASKS}/{role}.jsonl"] = [json.dumps(_task_row(meme)) for meme in sound]
+    rows[CARD] = (resources("eval.synthetic") / "tasks_card.toml").read_text("utf-8").splitlines()
+    return {**rows, KEY: [json.dumps(asdict(meme)) for meme in memes]}
 
 
 def _task_row(meme: SyntheticMeme) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from typing import Any
 from court.events import Side
 from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.items import Level
-from eval.synthetic import messages
-from eval.synthetic.messages import argument, fenced, parts_of, picture_in, ruling, wanted_by
+from eval.synthetic.messages import argument, chance_of, fenced, parts_of, picture_in, ruling, wanted_by
 from eval.synthetic.world import GROUPS, SHOWN, SIGNS, TARGETS, claim_of, read_badge, signs_of, target_of
 
 
@@ -67,15 +66,10 @@ class Ability:
     late: float = 0.0
     """Share of memes that it judges wrongly if the sides asked before they knew their stance."""
 
-    def chance(self, what: str, text: str, badge: str | None) -> float:
+    def chance(self, what: str, text: str, badge: str | None = None) -> float:
         """A number in [0, 1) of a meme, for one use of it."""
-        return chance_of(self.seed, what, text, badge or "")
-
-
-def chance_of(seed: int, what: str, text: str, badge: str) -> float:
-    """Returns a number in [0, 1) that is a function of its arguments."""
-    # Ignores spacing and case: a text that is laid out or read differently has the same outcome.
-    return messages.chance_of(str(seed), what, " ".join(text.lower().split()), badge)
+        # Ignores spacing and case: a text that is laid out or read differently has the same outcome.
+        return chance_of(str(self.seed), what, " ".join(text.lower().split()), badge or "")
 
 
 _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
@@ -250,7 +244,7 @@ def rounds_of(
     claim = claim_of(text)
     right = None if badge is None or claim is None else (claim.bad and claim.group == badge) is (side is Side.ACCUSER)
     behind = ability.lead * ((right is not True) + late)
-    return 2 + int(4 * chance_of(0, "rounds", text, "")) + behind
+    return 2 + int(4 * _USUAL.chance("rounds", text)) + behind
 
 
 def _names_badge(badge: str, ability: Ability) -> bool:

@@ -16,8 +16,6 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, ImageDraw, ImageFont
 
-from court.errors import BadRequest
-
 _Colour = tuple[int, int, int]
 _Point = tuple[float, float]
 
@@ -271,12 +269,6 @@ def draw_caption(image: Image.Image, text: str) -> None:
         for word in line.text.split():
             draw.text((x, y), word, font=font, fill="white", stroke_width=line.outline, stroke_fill=(0, 0, 0))
             x += font.getlength(word) + _gap(font)
-
-
-def refuse_full(root: Path) -> None:
-    """Raises BadRequest if a directory to draw into is not empty."""
-    if root.exists() and any(root.iterdir()):
-        raise BadRequest(f"{root} is not empty. Name a new directory.")
 
 
 def write_starter(folder: Path, memes: Iterable[Mapping[str, str]]) -> None:

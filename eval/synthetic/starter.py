@@ -3,12 +3,14 @@
 import json
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from shutil import copyfile
 
-from eval.synthetic.scenes import SCENES, draw_meme, refuse_full
-from eval.synthetic.world import png_of
+from PIL import Image
+
+from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.world import refuse_full, write_memes
 from retrieval.build import STARTER_MEMES
 
 
@@ -33,15 +35,10 @@ def write_starter_data(root: Path, progress: Callable[[int, int], None] = lambda
         OSError: The disk cannot be written.
     """
     refuse_full(root)
-    images = root / "images"
-    images.mkdir(parents=True)
-    tests = memes_to_judge()
-    shipped = sorted(STARTER_MEMES.with_name("pictures").iterdir())
-    for picture in shipped:
-        copyfile(picture, images / picture.name)
+    tests, shipped = memes_to_judge(), sorted(STARTER_MEMES.with_name("pictures").iterdir())
+    pictures: dict[str, bytes | Callable[[], Image.Image]] = {f"images/{one.name}": one.read_bytes() for one in shipped}
     for number, meme in enumerate(tests, 1):
-        (images / meme["image"]).write_bytes(png_of(draw_meme(meme["scene"], meme["text"], seed=number)))
-        progress(number, len(tests))
-    copyfile(STARTER_MEMES, root / "train.jsonl")
-    (root / "test.jsonl").write_text("".join(json.dumps(meme) + "\n" for meme in tests), "utf-8")
-    return len(shipped) + len(tests)
+        pictures[f"images/{meme['image']}"] = partial(draw_meme, meme["scene"], meme["text"], seed=number)
+    rows = {"train.jsonl": STARTER_MEMES.read_text("utf-8").splitlines(), "test.jsonl": map(json.dumps, tests)}
+    write_memes(root, pictures, rows, progress)
+    return len(pictures)

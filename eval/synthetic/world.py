@@ -13,13 +13,15 @@ import io
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
+from court.errors import BadRequest
 from eval.datasets.items import Level
 from eval.synthetic.scenes import SCENES, draw_meme
 
@@ -169,6 +171,28 @@ def png_of(image: Image.Image, *, level: int = 6) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=level)
     return file.getvalue()
+
+
+def refuse_full(root: Path) -> None:
+    """Raises BadRequest if a directory to draw into is not empty."""
+    if root.exists() and any(root.iterdir()):
+        raise BadRequest(f"{root} is not empty. Name a new directory.")
+
+
+def write_memes(
+    root: Path,
+    pictures: Mapping[str, bytes | Callable[[], Image.Image]],
+    rows: Mapping[str, Iterable[str]],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Writes a data set: pictures, which are drawn one by one or given as files, and text files of lines."""
+    for name in {str(Path(name).parent) for name in (*pictures, *rows)}:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for number, (name, picture) in enumerate(pictures.items(), 1):
+        (root / name).write_bytes(picture if isinstance(picture, bytes) else png_of(picture()))
+        progress(number, len(pictures))
+    for name, lines in rows.items():
+        (root / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 def read_badge(picture: bytes) -> str | None:

@@ -67,7 +67,7 @@ def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
     config = contents["config.json"]
     config["text_config"]["vocab_size"] = tokenizer.get_vocab_size()
     contents["tokenizer_config.json"]["chat_template"] = template
-    weights = dict(_weights(config["text_config"], config["vision_config"], np.random.default_rng(0)))
+    weights = dict(_weights(config["text_config"]["vocab_size"]))
     if thinks:
         # No token that ends a thought is ever the most likely one.
         weights["lm_head.weight"][[ids["<|im_end|>"], *(ids[mark] for mark in THOUGHT_MARKS)]] = 0
@@ -115,55 +115,18 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _weights(
-    text: Mapping[str, int], eye: Mapping[str, int], chance: np.random.Generator
-) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def _weights(vocabulary: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Yields names and arrays. The spread carries signal from pixels to words: other pictures give other answers."""
-
-    def matrix(out: int, into: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        spread = chance.standard_normal((out, *into)) / math.sqrt(math.prod(into))
-        return spread.astype(np.float32)
-
-    def linear(name: str, out: int, into: int, *, bias: bool = True) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        yield f"{name}.weight", matrix(out, (into,))
-        if bias:
-            yield f"{name}.bias", np.zeros(out, np.float32)
-
-    def norm(name: str, size: int) -> tuple[str, np.ndarray[Any, Any]]:
-        return f"{name}.weight", np.ones(size, np.float32)
-
-    seen, seen_inner, patch = eye["hidden_size"], eye["intermediate_size"], eye["patch_size"]
-    hidden, inner, rows = text["hidden_size"], text["intermediate_size"], text["vocab_size"]
-    keys = hidden // text["num_attention_heads"] * text["num_key_value_heads"]
-    yield "visual.patch_embed.proj.weight", matrix(seen, (3, eye["temporal_patch_size"], patch, patch))
-    for number in range(eye["depth"]):
-        block = f"visual.blocks.{number}"
-        yield norm(f"{block}.norm1", seen)
-        yield norm(f"{block}.norm2", seen)
-        yield from linear(f"{block}.attn.qkv", 3 * seen, seen)
-        yield from linear(f"{block}.attn.proj", seen, seen)
-        yield from linear(f"{block}.mlp.gate_proj", seen_inner, seen)
-        yield from linear(f"{block}.mlp.up_proj", seen_inner, seen)
-        yield from linear(f"{block}.mlp.down_proj", seen, seen_inner)
-    merged = seen * eye["spatial_merge_size"] ** 2
-    yield norm("visual.merger.ln_q", seen)
-    yield from linear("visual.merger.mlp.0", merged, merged)
-    yield from linear("visual.merger.mlp.2", hidden, merged)
-
-    yield "model.embed_tokens.weight", chance.standard_normal((rows, hidden)).astype(np.float32)
-    for number in range(text["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        yield norm(f"{layer}.input_layernorm", hidden)
-        yield norm(f"{layer}.post_attention_layernorm", hidden)
-        yield from linear(f"{layer}.self_attn.q_proj", hidden, hidden)
-        yield from linear(f"{layer}.self_attn.k_proj", keys, hidden)
-        yield from linear(f"{layer}.self_attn.v_proj", keys, hidden)
-        yield from linear(f"{layer}.self_attn.o_proj", hidden, hidden, bias=False)
-        yield from linear(f"{layer}.mlp.gate_proj", inner, hidden, bias=False)
-        yield from linear(f"{layer}.mlp.up_proj", inner, hidden, bias=False)
-        yield from linear(f"{layer}.mlp.down_proj", hidden, inner, bias=False)
-    yield norm("model.norm", hidden)
-    yield "lm_head.weight", matrix(rows, (hidden,))
+    chance = np.random.default_rng(0)
+    for name, shape in _FILES["weights"].items():
+        # The one size that depends on the model is written 0.
+        sizes = [size or vocabulary for size in shape]
+        if len(sizes) == 1:
+            yield name, np.full(sizes, name.endswith(".weight"), np.float32)
+        else:
+            spread = chance.standard_normal(sizes)
+            scale = 1 if name == "model.embed_tokens.weight" else math.sqrt(math.prod(sizes[1:]))
+            yield name, (spread / scale).astype(np.float32)
 
 
 if __name__ == "__main__":
