@@ -101,11 +101,9 @@ def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: 
 
 
 def _cpu_of(*arguments: str) -> float:
+    def children_s() -> float:
+        # Of all child processes that have ended: of the user and of the system.
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
     command = [sys.executable, *arguments]
-    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), _children_s)
-
-
-def _children_s() -> float:
-    """Returns the CPU time of all child processes that have ended, in seconds."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), children_s)

@@ -24,7 +24,8 @@ _WORDS = (
 )
 _NAME_CHARS, _NAME_WORDS = 40, 3
 """Length up to which a string is a name, and its words."""
-_RATING = ("Rating", ":", "[", "[")
+_RATING = "Rating : [ ["
+"""Beginning of a rating's format, as tokens."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -70,39 +71,39 @@ def picture_digest(part: Mapping[str, Any]) -> str:
 class PrefixCache:
     """Remembers the beginnings of prompts, block by block; evicts the least recently used."""
 
-    def __init__(self, blocks: int = 100_000) -> None:
-        """Creates a cache of that many blocks."""
+    def __init__(self, blocks: int = 100_000, *, block: int = BLOCK) -> None:
+        """Creates a cache of that many blocks, of that many tokens each."""
         self._room = blocks
+        self._block = block
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def cached(self, tokens: Sequence[str]) -> int:
         """Counts the cached tokens at the beginning. Never all of them: the last is always computed."""
         count = 0
-        for key in _chain(tokens[:-1]):
+        for key in self._chain(tokens[:-1]):
             if key not in self._blocks:
                 break
             self._blocks.move_to_end(key)
-            count += BLOCK
+            count += self._block
         return count
 
     def keep(self, tokens: Sequence[str]) -> None:
         """Remembers the full blocks of a prompt."""
-        for key in _chain(tokens):
+        for key in self._chain(tokens):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
         while len(self._blocks) > self._room:
             self._blocks.popitem(last=False)
 
-
-def _chain(tokens: Sequence[str]) -> list[bytes]:
-    """Returns a key for each full block that identifies it together with all blocks before it."""
-    keys, before = [], b""
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        # The NUL keeps adjacent tokens apart.
-        block = "\0".join(tokens[start : start + BLOCK]).encode()
-        before = hashlib.blake2b(before + block, digest_size=16).digest()
-        keys.append(before)
-    return keys
+    def _chain(self, tokens: Sequence[str]) -> list[bytes]:
+        """Returns a key for each full block that identifies it together with all blocks before it."""
+        keys, before = [], b""
+        for start in range(0, len(tokens) - self._block + 1, self._block):
+            # The NUL keeps adjacent tokens apart.
+            block = "\0".join(tokens[start : start + self._block]).encode()
+            before = hashlib.blake2b(before + block, digest_size=16).digest()
+            keys.append(before)
+        return keys
 
 
 class ReplyMaker:
@@ -113,7 +114,7 @@ class ReplyMaker:
 
         Args:
             values: Values of properties by name, wherever they are in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
-                if the schema does not allow them. For a boolean property, ``true`` and ``false``.
+                if they are not among those that the schema lists.
         """
         self._seed = seed
         self._words = words
@@ -123,11 +124,10 @@ class ReplyMaker:
         """Generates a reply; it ends with a rating if the prompt asks for one in double square brackets."""
         rng = self._random(prompt)
         sentence = self._sentence(rng, self._words)
-        return f"{sentence} Rating: [[{rng.randint(1, 10)}]]" if _asks_for_rating(prompt) else sentence
+        return f"{sentence} Rating: [[{rng.randint(1, 10)}]]" if _RATING in " ".join(prompt) else sentence
 
     def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
-        """Generates a reply that obeys a schema, as compact JSON. Raises ValueError if the schema uses features that
-        this fake does not support."""  # noqa: D205, D209
+        """Generates a reply that obeys a schema, as compact JSON. Raises ValueError: A type is not supported."""
         value = self._value(schema, self._random(prompt))
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -160,11 +160,7 @@ class ReplyMaker:
 
     def _property(self, name: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
         made = self._value(schema, rng)
-        if name not in self._values:
-            return made
-        value = self._values[name]
-        if schema.get("type") == "boolean":
-            return {"true": True, "false": False}.get(str(value).lower(), made)
+        value = self._values.get(name, made)
         return value if value in schema.get("enum", [value]) else made
 
     def _string(self, schema: Mapping[str, Any], rng: random.Random) -> str:
@@ -173,14 +169,7 @@ class ReplyMaker:
         text = self._sentence(rng, self._words if most is None or most > _NAME_CHARS else min(self._words, _NAME_WORDS))
         while len(text) < schema.get("minLength", 0):
             text += f" {rng.choice(_WORDS)}"
-        return (
-            text if most is None or len(text) <= most else text[:most].rstrip().ljust(schema.get("minLength", 0), ".")
-        )
-
-
-def _asks_for_rating(prompt: Sequence[str]) -> bool:
-    """Returns True if a prompt shows the format of a rating."""
-    return any(tuple(prompt[place : place + len(_RATING)]) == _RATING for place in range(len(prompt)))
+        return text if most is None else text[:most].rstrip().ljust(schema.get("minLength", 0), ".")
 
 
 def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

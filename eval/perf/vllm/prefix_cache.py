@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
 import os
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from court.trial import Court, TrialCase
 from eval.perf.bench import Result
 from eval.perf.trials import KnownFinder, court_of, unwatched
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
+from eval.standin.replies import PrefixCache
 from eval.synthetic.scenes import SCENES, draw_meme
 from eval.synthetic.world import png_of
 from serving.models.vllm import VllmServer, VllmSettings
@@ -185,9 +185,6 @@ def figure(text: str, name: str, **labels: str) -> float:
 
 PICTURE_TOKEN = "<|image_pad|>"
 
-Placed = tuple[int, str | None]
-"""A token, and where it stands for a part of a picture, that picture's SHA-256: the cache tells both apart."""
-
 _ROUNDS = 4
 _SETTINGS = TrialSettings(rounds_min=_ROUNDS, rounds_max=_ROUNDS, reply_chars=300)
 
@@ -247,7 +244,8 @@ async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall])
 class Prompt:
     """A prompt as the prefix cache sees it."""
 
-    tokens: Sequence[Placed]
+    tokens: Sequence[str]
+    """Tokens, each with the SHA-256 of the picture of which it stands for a part: the cache tells both apart."""
     cached: int
 
 
@@ -263,12 +261,14 @@ class PromptTokens:
 
 def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
     """Counts the prompt tokens that the cache served, and those that it could have served; in the order of sending."""
-    return PromptTokens(
-        prompts=sum(len(each.tokens) for each in prompts),
-        reached=sum(each.cached for each in prompts),
+    cache, possible = PrefixCache(block=block), 0
+    for each in past:
+        cache.keep(each.tokens)
+    for each in prompts:
+        possible += cache.cached(each.tokens)
         # Whether answered or not: a prompt can be hit in the cache as soon as it has been computed.
-        possible=sum(_whole_blocks(each, [*past, *prompts[:n]], block) for n, each in enumerate(prompts)),
-    )
+        cache.keep(each.tokens)
+    return PromptTokens(sum(len(each.tokens) for each in prompts), sum(each.cached for each in prompts), possible)
 
 
 def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
@@ -277,30 +277,17 @@ def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
     return {"model": model, "messages": wire.messages(request, Capabilities(), {})}
 
 
-def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> list[Placed]:
+def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> list[str]:
     """Pairs tokens with their pictures. Raises ValueError if their number differs from the request."""
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]
-    found: list[Placed] = []
+    found: list[str] = []
     shown = 0
     # A run of picture tokens is one picture: end and start markers separate two of them.
     for is_picture, run in itertools.groupby(tokens, lambda token: token == picture_token):
         shown += is_picture
         if shown > len(names):
             raise ValueError("the prompt shows more pictures than the request has")
-        found += [(token, names[shown - 1] if is_picture else None) for token in run]
+        found += [f"{token} {names[shown - 1]}" if is_picture else str(token) for token in run]
     if shown < len(names):
         raise ValueError("the prompt shows fewer pictures than the request has")
     return found
-
-
-def common(one: Sequence[Placed], other: Sequence[Placed]) -> int:
-    """Returns the length of the common prefix of two sequences."""
-    # The lengths may differ: the excess of the longer one is not in common.
-    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
-
-
-def _whole_blocks(prompt: Prompt, others: Iterable[Prompt], block: int) -> int:
-    # The last token is always computed: the reply starts from it.
-    most = len(prompt.tokens) - 1
-    longest = max((common(prompt.tokens, other.tokens) for other in others), default=0)
-    return min(longest, most) // block * block

@@ -25,7 +25,7 @@ async def test_probe_runs_on_the_fake_model_server(tmp_path):
     data = write_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
     plan = a_plan(tmp_path / "probe", data)
     plan.out.mkdir()
-    server = FakeModelServer(Settings(values={"keeps": "true"}), keep=True)
+    server = FakeModelServer(Settings(values={"keeps": True}), keep=True)
     async with serving(server) as port:
         specs = {
             name: ModelSpec(url=(f"http://127.0.0.1:{port}/v1",), model=server.settings.model)
