@@ -17,7 +17,7 @@ from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.datasets.items import Outcome
 from eval.models.call_cache import CallsError
-from eval.runs.results import DOCKET, PREDICTIONS, RunFolder, read_results
+from eval.runs.results import DOCKET, MEMES, PREDICTIONS, RunFolder, read_results
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
@@ -133,7 +133,7 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F
     # Without a gold label a meme is neither right nor wrong.
     folder = RunFolder(tmp_path / "run")
     first, *others = folder.memes()
-    folder.write_memes([first.model_copy(update={"tasks": {}}), *others])
+    folder.write(MEMES, [first.model_copy(update={"tasks": {}}), *others])
     ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), "--inspect", str(tmp_path / "open.json")])
     assert ran.exit_code == 0, ran.output
     scored = [sorted(one["scores"]) for one in json.loads((tmp_path / "open.json").read_text())["samples"]]
