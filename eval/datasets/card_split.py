@@ -16,6 +16,7 @@ from eval.datasets.card_rows import TEXT_FIELDS, ColumnRule, MemeBlock, RowRules
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import (
     Block,
+    Coded,
     Numbered,
     RecordFile,
     as_blocks,
@@ -243,6 +244,7 @@ class CardReader:
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
         excluded: Rows that the card drops so far.
+        labels: Memes by label of each task so far.
 
     Raises:
         BadRequest: There is no such split, or its files are missing.
@@ -258,6 +260,7 @@ class CardReader:
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
         self.problems: list[Problem] = []
         self.rows = self.elsewhere = self.refused = self.excluded = 0
+        self.labels: dict[str, Counter[str]] = {}
         self._files: list[tuple[str, Path]] = []
         for language in self.split.languages or ("",):
             names = self.split.files_of(language)
@@ -331,6 +334,7 @@ class CardReader:
         """The memes by columns, many at once."""
         # Counters restart with each iteration.
         self.rows = self.elsewhere = self.refused = self.excluded = 0
+        self.labels = {task.id: Counter() for task in self.card.all_tasks()}
         self._seen = set[str]()
         self._listed = listed = self._joins.ids()
         unseen = self._field_columns()
@@ -346,8 +350,8 @@ class CardReader:
                     unseen = {name: columns for name, columns in unseen.items() if not columns & whole.columns.keys()}
                 # Stored like a column, where expressions and joins find it.
                 rows = whole.with_columns({"@row": range(start + 1, counted[language] + 1)})
-                labels = self.split.labels
-                for block in (rows,) if labels is None else as_blocks(self._joins.with_labels(labels, rows)):
+                apart = self.split.labels
+                for block in (rows,) if apart is None else as_blocks(self._joins.with_labels(apart, rows)):
                     if len(memes := self._memes_of(block, path, language)):
                         yield MemeBlock(self.split.name, path.relative_to(self.data).as_posix(), memes)
         for language, path in self._files:
@@ -408,6 +412,10 @@ class CardReader:
         self.excluded += keep("@@gold", self._golds_of(block))
         if not self._doubles or self._listed is not None:
             self._seen.update(block.columns["@@id"])
+        # Rows with equal labels share them.
+        for gold, count in Coded.of(block.columns["@@gold"]).counts():
+            for task, labels in gold.tasks.items():
+                self.labels[task].update(dict.fromkeys(labels, count))
         self.refused += len(problems)
         self.problems += sorted(problems, key=lambda problem: problem.line)
         return block

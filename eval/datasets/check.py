@@ -20,7 +20,6 @@ from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.known import is_own, mistaken_for, recognised
-from eval.datasets.record_files import Coded
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
@@ -152,16 +151,11 @@ class _Found:
 
     def read(self, data: Path, split: CardSplit, columns: Collection[str], visit: Visit) -> SplitCheck:
         """Reads a split, and notes its own faults."""
-        counts: dict[str, Counter[str]] = {task.id: Counter() for task in self._card.all_tasks()}
         start, doubts = len(self.ids), list[str]()
         try:
             # Keeps duplicates, which are among the faults searched for; a run would refuse them.
             reader = CardReader(self._card, data, split.name, doubles=True, columns=columns)
             for block in reader.pictured_blocks(doubts):
-                # Rows with equal labels share them.
-                for gold, count in Coded.of(block.golds).counts():
-                    for task, labels in gold.tasks.items():
-                        counts[task].update(dict.fromkeys(labels, count))
                 self._splits.extend(repeat(block.split, len(block)))
                 self._lines.extend(block.rows.numbers)
                 self.ids.extend(block.ids)
@@ -190,7 +184,7 @@ class _Found:
             self._note_missing_pictures(split.name, missing, len(memes))
         # In the task's order, without labels that no row has.
         tasks = {
-            task.id: {label: counts[task.id][label] for label in task.labels if label in counts[task.id]}
+            task.id: {label: count for label in task.labels if (count := reader.labels[task.id][label])}
             for task in self._card.all_tasks()
         }
         rows = reader.rows - reader.elsewhere

@@ -89,14 +89,11 @@ def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", cho
     reader = CardReader(card, data, split)
     # Collected while streaming: the memes are gone when the selection is made.
     unlabelled: list[Problem] = []
-    labels: dict[str, Counter[str]] = {one.id: Counter() for one in card.all_tasks()}
     labelled = False
 
     def with_gold() -> Iterator[JudgedMeme]:
         nonlocal labelled
         for meme in reader.with_pictures():
-            for name, gold in meme.tasks.items():
-                labels[name].update(gold)
             if task_id in meme.tasks:
                 labelled = True
                 yield meme
@@ -124,7 +121,7 @@ def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", cho
         f"memes of {split} have no gold label of {task_id}: nothing is asked about them.": len(unlabelled),
     }
     # Rows that are refused are told above, and would be missing in the counts of labels.
-    compared = {} if reader.refused else labels
+    compared = {} if reader.refused else reader.labels
     differences = card.count_differences(reader.split, reader.rows - reader.elsewhere, compared)
     return SplitRead(
         memes=_with_picture_names(memes, reader.pictures),

@@ -6,8 +6,7 @@ the other by three of five. Soft labels keep that difference (Uma et al. 2021, "
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,17 +17,12 @@ from eval.scores.measure import RESAMPLES, Figure, Floats, interval, share_figur
 from retrieval.library.cells import plain_word
 from retrieval.library.readers import LABEL_WORDS
 
-
-class Scale(StrEnum):
-    """Measurement scale of ratings."""
-
-    NOMINAL = "nominal"
-    """Names: any two different values are equally far apart."""
-    ORDINAL = "ordinal"
-    """Ordered scores: the more ratings lie between two values, the further apart they are."""
+Scale = Literal["nominal", "ordinal"]
+"""Scale of ratings: names, any two of which are equally far apart; or ordered scores, which are the further apart the
+more ratings lie between them."""
 
 
-def alpha(items: Sequence[Sequence[Any]], scale: Scale = Scale.ORDINAL) -> float | None:
+def alpha(items: Sequence[Sequence[Any]], scale: Scale = "ordinal") -> float | None:
     """Krippendorff's alpha; None if it is undefined, for example if all ratings are equal.
 
     Krippendorff 2004, chapter 11. Checked against the package ``krippendorff`` in the tests; that one is under the GPL,
@@ -93,7 +87,7 @@ def _alphas(coincidences: Floats, scale: Scale) -> Floats:
 
 def _distances(counts: Floats, scale: Scale) -> Floats:
     """Distances between values, of shape (tables, values, values), from the frequency of each value."""
-    if scale is Scale.ORDINAL:
+    if scale == "ordinal":
         # The squared number of ratings between two values, counting half of the ratings at the values themselves.
         upto = np.cumsum(counts, axis=1) - counts / 2
         return np.asarray((upto[:, :, None] - upto[:, None, :]) ** 2)
@@ -178,7 +172,7 @@ def annotator_agreement(votes: Votes, *, seed: int = 0) -> dict[str, Figure | No
                 ceiling.append((meme, float(label == first[0][0])))
     return {
         # Nominal, as no order of the labels is known.
-        "alpha": alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
+        "alpha": alpha_figure(list(paired.values()), "nominal", resamples=RESAMPLES, seed=seed),
         "pairs": share_of(pairs, RESAMPLES, seed),
         "unanimous": share_of(unanimous, RESAMPLES, seed),
         "ceiling": share_of(ceiling, RESAMPLES, seed),

@@ -20,7 +20,6 @@ from eval.reports.sections import as_text
 from eval.reports.tasks import gather
 from eval.runs.results import Judged
 from eval.scores.annotators import (
-    Scale,
     alpha,
     alpha_figure,
     annotator_agreement,
@@ -45,14 +44,14 @@ def invoke(*args, code=0):
 # Krippendorff's alpha
 
 
-@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("scale", ["nominal", "ordinal"])
 @pytest.mark.parametrize("seed", range(4))
 def test_alpha_matches_the_krippendorff_package(scale, seed):
     rng = random.Random(seed)
     # Five annotators, some of whom skip some of forty items; three values, unevenly used.
     table = [[rng.choice([0, 0, 1, 2, None]) for _ in range(5)] for _ in range(40)]
     matrix = np.array([[np.nan if v is None else v for v in row] for row in table], dtype=float).T
-    theirs = krippendorff.alpha(reliability_data=matrix, level_of_measurement=scale.value)
+    theirs = krippendorff.alpha(reliability_data=matrix, level_of_measurement=scale)
     ours = alpha([[v for v in row if v is not None] for row in table], scale)
     assert ours == pytest.approx(theirs)
 
@@ -60,11 +59,11 @@ def test_alpha_matches_the_krippendorff_package(scale, seed):
 def test_interval_of_alpha_matches_resampling_of_items():
     rng = np.random.default_rng(2)
     items = [["a" if rng.random() < p else "b" for _ in range(3)] for p in rng.choice([0.1, 0.5, 0.9], 80)]
-    ours = alpha_figure(items, Scale.NOMINAL, resamples=2000)
-    drawn = [alpha([items[i] for i in rng.integers(0, 80, 80)], Scale.NOMINAL) for _ in range(600)]
-    assert ours.value == alpha(items, Scale.NOMINAL)
+    ours = alpha_figure(items, "nominal", resamples=2000)
+    drawn = [alpha([items[i] for i in rng.integers(0, 80, 80)], "nominal") for _ in range(600)]
+    assert ours.value == alpha(items, "nominal")
     assert [ours.low, ours.high] == pytest.approx(list(np.percentile(drawn, [2.5, 97.5])), abs=0.03)
-    assert alpha_figure([["a", "a"], ["a"]], Scale.NOMINAL) is None
+    assert alpha_figure([["a", "a"], ["a"]], "nominal") is None
 
 
 # Annotators
