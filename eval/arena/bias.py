@@ -16,7 +16,7 @@ import numpy as np
 from eval.arena.agreement import battle_key, joint_scores, judged_in
 from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins, wins_by
-from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
+from eval.arena.ranking.bootstrap import LEAST_MEMES, meme_weights, over_memes
 from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.words import OVERALL, SETTING_WORDS, Row, Setting
 from eval.reports.sections import Section
@@ -63,7 +63,7 @@ def _contrast(
     # Memes are drawn by index, which must not depend on the order of a set.
     memes, judges = sorted({battle[0] for battle in fought}), sorted({battle[4] for battle in fought})
     # One draw for both settings and all judges makes the differences paired. The actual memes come first.
-    weights = np.concatenate([np.ones((1, len(memes))), draw_memes(len(memes), *draw)]).astype(np.float64)
+    weights = meme_weights(len(memes), *draw)
     number = {pair: number for number, pair in enumerate(itertools.product(judges, memes))}
     unit = np.array([number[judge, meme] for meme, _, _, _, judge in fought], dtype=np.int64)
 
@@ -73,10 +73,6 @@ def _contrast(
         won = weights @ wins_by(table, unit, len(number)).reshape(len(judges), len(memes), -1)
         return finite_ratings(won.reshape(len(judges), -1, len(models), len(models)))
 
-    def interval(values: Floats) -> Figure:
-        low, high = np.percentile(values[1:], tails(len(memes)))
-        return Figure(float(values[0]), float(low), float(high))
-
     # float of shape (settings, judges, 1 + resamples, models)
     rated = np.stack([ratings(of) for of in scores])
     moved = rated[0] - rated[1]
@@ -85,7 +81,7 @@ def _contrast(
     own = np.array([[kin[judge] == kin[model] for model in models] for judge in judges])
     shifts: list[Row] = []
     for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models)):
-        points = interval(moved[j, :, t])
+        points = over_memes(moved[j, :, t], len(memes))
         # Surely moved only over enough memes: a few may all point the same way by chance.
         sure = len(memes) >= LEAST_MEMES and (points.low > 0 or points.high < 0)
         shifts.append({"judge": judge, "target": model, "own_family": bool(own[j, t]), "points": points, "sure": sure})
@@ -97,10 +93,10 @@ def _contrast(
     return {
         "memes": len(memes),
         "shifts": shifts,
-        "own_family": interval(np.mean(lifts, axis=0)) if lifts else None,
+        "own_family": over_memes(np.mean(lifts, axis=0), len(memes)) if lifts else None,
         "spread": float(spreads[0, 0]),
         "other_spread": float(spreads[1, 0]),
-        "wider": interval(spreads[0] - spreads[1]),
+        "wider": over_memes(spreads[0] - spreads[1], len(memes)),
     }
 
 
@@ -270,18 +266,12 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], draw:
                 # A score is that of the answer shown first; the judge's own answer may be either one.
                 sums[memes[key.meme], column] += score if event.a == judge else 1 - score
                 sums[memes[key.meme], column + 1] += 1
-    # With fewer memes, a judge would too often be accused by chance.
-    enough = len(memes) >= LEAST_MEMES
-    drawn = draw_memes(len(memes), *draw) @ sums if enough else np.zeros((0, 4))
-    total = np.concatenate([sums.sum(axis=0)[None], drawn])
+    total = meme_weights(len(memes), *draw) @ sums
     # A resample may leave out all battles of one side.
     with np.errstate(invalid="ignore"):
         lifts = total[:, 0] / total[:, 1] - total[:, 2] / total[:, 3]
-    lift: Figure | float = float(lifts[0])
-    if enough:
-        # The tails allow for few memes: see `tails`.
-        low, high = np.percentile(lifts[1:][~np.isnan(lifts[1:])], tails(len(memes)))
-        lift = Figure(float(lifts[0]), float(low), float(high))
+    # With fewer memes, a judge would too often be accused by chance.
+    lift = over_memes(lifts, len(memes)) if len(memes) >= LEAST_MEMES else float(lifts[0])
     return {
         "judge": judge,
         "own": float(total[0, 0] / total[0, 1]),

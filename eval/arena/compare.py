@@ -17,7 +17,7 @@ from eval.arena.boards import table_of
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.leaderboard import Leaderboard
 from eval.arena.ranking.battles import MIDDLE, Battles, Floats, wins_by
-from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
+from eval.arena.ranking.bootstrap import RESAMPLES, meme_weights
 from eval.arena.ranking.bradley_terry import finite_ratings
 from eval.arena.run import Ask
 from eval.arena.words import OVERALL, Row
@@ -48,7 +48,7 @@ def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 
         )
     numbers = {meme: number for number, meme in enumerate(dict.fromkeys((*memes, *other_memes)))}
     # One draw for both, so that a meme of both arenas is drawn into both. The actual memes come first.
-    drawn = np.concatenate([np.ones((1, len(numbers))), draw_memes(len(numbers), resamples, seed)])
+    drawn = meme_weights(len(numbers), resamples, seed)
     ratings = []
     for battles, own in ((table, memes), (other_table, other_memes)):
         n = len(battles.models)

@@ -55,6 +55,11 @@ def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
     return np.asarray(np.bincount(place.ravel(), minlength=resamples * memes).reshape(resamples, memes))
 
 
+def meme_weights(memes: int, resamples: int, seed: int) -> Floats:
+    """Counts each meme once, and then in each resample as drawn; float of shape (1 + resamples, memes)."""
+    return np.concatenate([np.ones((1, memes)), draw_memes(memes, resamples, seed)])
+
+
 def tails(memes: int) -> tuple[float, float]:
     """Returns the percentiles that enclose 95 %, widened for small numbers of memes."""
     # Imported here, as it is slow to import.
@@ -67,6 +72,13 @@ def tails(memes: int) -> tuple[float, float]:
     reach = np.sqrt(memes / (memes - 1)) * float(t.ppf(0.975, memes - 1))
     outside = 100 * NormalDist().cdf(-float(reach))
     return outside, 100 - outside
+
+
+def over_memes(values: Floats, memes: int) -> Figure:
+    """Returns a figure over the actual memes, the first of ``values``, with the interval of those over drawn memes."""
+    # A resample may leave a figure without a value.
+    low, high = np.percentile(values[1:][~np.isnan(values[1:])], tails(memes))
+    return Figure(float(values[0]), float(low), float(high))
 
 
 def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
