@@ -50,14 +50,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
     """Lists the data sets that are known: which files are expected, and where their authors hand them out.
 
     `card show ID` shows the tasks, sources and published figures of one.
-
-    \b
-    memecourt-eval datasets              lists them
-    memecourt-eval datasets check DIR    checks what lies in a directory
-    memecourt-eval datasets describe DIR describes labels, texts and doubles
-    memecourt-eval datasets card new DIR drafts a card for a data set of your own
-    memecourt-eval datasets card show ID shows a card, to start another from
-    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    """
     if context.invoked_subcommand:
         return
 

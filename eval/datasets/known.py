@@ -118,19 +118,16 @@ def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
     HarMeme's parts and versions share file names, so a wrong directory would be read without any error.
     """
     train = next(iter(card.of_role(SplitRole.TRAIN)), None)
-    # A user's own card is trusted, whatever its file looks like.
-    if train is None or train.rows is None or is_own(card):
+    # A user's own card is trusted, whatever its file looks like. With `where` or `ids` the file holds more than the
+    # split, so its row count says nothing about the split.
+    if train is None or train.rows is None or train.where or train.ids or is_own(card):
         return None
-    place = located(card, data, train.files)
-    kind = card.layout.kind
-    # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
-    if place is None or train.where or train.ids or (count := row_count(place[0], kind)) == train.rows:
+    place, kind = located(card, data, train.files), card.layout.kind
+    if place is None or (count := row_count(place[0], kind)) == train.rows:
         return None
-    for other in known_cards():
-        same = other.id != card.id and other.layout.kind is kind
-        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other, place[0][0]):
-            return other
-    return None
+    others = [one for one in known_cards() if one.id != card.id and one.layout.kind is kind]
+    same = (one for one in others if any(split.memes == count for split in one.of_role(SplitRole.TRAIN)))
+    return next((one for one in same if fits(one, place[0][0])), None)
 
 
 def fits(card: DatasetCard, path: Path) -> bool:

@@ -40,17 +40,10 @@ def refusal(tmp_path, content, memes=THREE):
 @pytest.mark.parametrize(
     ("word", "outcome", "level"),
     [
-        ("harmful", H, None),
-        ("1", H, None),
-        ("1.0", H, None),
         ("True", H, None),
         ("hateful", H, None),
         ("Misogynous", H, None),
         (" not_harmful ", N, None),
-        ("not harmful", N, None),
-        ("not-harmful", N, None),
-        ("0", N, None),
-        ("0.0", N, None),
         ("FALSE", N, None),
         ("not hateful", N, None),
         ("undecided", U, None),
