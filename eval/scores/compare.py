@@ -20,7 +20,6 @@ from eval.scores.measure import (
     mcnemar,
     metric_of,
     name_over_all,
-    odd_memes,
     paired_differences,
     right_answers,
     value_of,
@@ -135,7 +134,7 @@ def compare(
     names = tuple(dict.fromkeys(name_over_all(name, *systems) for name in usual))
     values = [{name: value_of(metric_of(name, of.labels), of) for name in names} for of in systems]
     right_a, right_b = map(right_answers, systems)
-    only_a, only_b, _ = odd_memes(*systems)
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
     shared = {one.meme.id for one in of_a.judged}
     left_out = [tuple(one.meme.id for one in each.judged if one.meme.id not in shared) for each in whole]
     return Comparison(

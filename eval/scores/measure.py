@@ -213,15 +213,9 @@ def paired_differences(
             found[name] = Figure(one - other, *interval(over))
     if "accuracy" in found:
         # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
-        found["accuracy"] = replace(found["accuracy"], value=odd_memes(*systems)[2] / len(systems[0].answered))
+        one_right, other_right = (int(right_answers(arrays).sum()) for arrays in systems)
+        found["accuracy"] = replace(found["accuracy"], value=(one_right - other_right) / len(systems[0].answered))
     return found
-
-
-def odd_memes(a: TaskArrays, b: TaskArrays) -> tuple[int, int, int]:
-    """Numbers of memes that only A and that only B gets right, and the first minus the second."""
-    right_a, right_b = right_answers(a), right_answers(b)
-    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    return only_a, only_b, only_a - only_b
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -412,11 +406,6 @@ def _micro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
     return _f1(hits, predicted, gold)
 
 
-def _weighted_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    hits, predicted, gold = _counts(arrays, weights)
-    return _ratio((_f1(hits, predicted, gold) * gold).sum(axis=1), gold.sum(axis=1))
-
-
 def _jaccards(arrays: TaskArrays) -> Floats:
     """Jaccard similarity of answer and gold, shape (memes,); 1 where both are empty, 0 without an answer."""
     both, either = (arrays.gold & arrays.predicted).sum(axis=1), (arrays.gold | arrays.predicted).sum(axis=1)
@@ -442,12 +431,6 @@ def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
     denied, absent = arrays.answered[:, None] & ~arrays.predicted, ~arrays.gold
     no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
     return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
-
-
-def _weighted_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Mean of the labels' macro-F1 of yes and no, weighted by the memes that have the label (MAMI, subtask B)."""
-    gold = weights @ arrays.gold.astype(np.float64)
-    return _ratio((_binary_macro_f1s(arrays, weights) * gold).sum(axis=1), gold.sum(axis=1))
 
 
 def _ranked(gold: Bools, scores: Floats, weights: Floats) -> Floats:
@@ -523,7 +506,7 @@ def _mmae_strict(arrays: TaskArrays, weights: Floats) -> Floats:
     return _mmae(arrays, weights)
 
 
-def _one(of: Callable[[TaskArrays, Floats], Floats], arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
+def _one(of: Metric, arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
     """One column of a function that returns a column per label."""
     return np.asarray(of(arrays, weights)[:, place])
 
@@ -531,6 +514,12 @@ def _one(of: Callable[[TaskArrays, Floats], Floats], arrays: TaskArrays, weights
 def _over_labels(of: Metric, arrays: TaskArrays, weights: Floats) -> Floats:
     """Mean of a function that returns a column per label."""
     return np.asarray(of(arrays, weights).mean(axis=1))
+
+
+def _weighted(of: Metric, arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean of a function that returns a column per label, weighted by the memes that have the label."""
+    gold = weights @ arrays.gold.astype(np.float64)
+    return _ratio((of(arrays, weights) * gold).sum(axis=1), gold.sum(axis=1))
 
 
 def _f1s(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -567,12 +556,13 @@ METRICS: Mapping[str, Metric] = {
     "coverage": lambda arrays, weights: _mean(weights, arrays.answered),
     "macro-f1": partial(_over_labels, _f1s),
     "micro-f1": _micro_f1,
-    "weighted-f1": _weighted_f1,
+    "weighted-f1": partial(_weighted, _f1s),
     "jaccard": lambda arrays, weights: _mean(weights, _jaccards(arrays)),
     "masi": _masi,
     "mean-binary-accuracy": partial(_over_labels, _binary_accuracies),
     "mean-binary-macro-f1": partial(_over_labels, _binary_macro_f1s),
-    "weighted-binary-macro-f1": _weighted_binary_macro_f1,
+    # MAMI, subtask B.
+    "weighted-binary-macro-f1": partial(_weighted, _binary_macro_f1s),
     "auroc": _auroc,
     "micro-auroc": _micro_auroc,
     "brier": _brier,
