@@ -131,19 +131,17 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
     questions = _questions(options, dataset)
     plans: list[Plan] = []
     single = len(questions) == 1
+    # One store and one library for all: what they have in common is asked and prepared once.
+    calls = options["calls"] or (None if single else options["out"] / CALLS)
+    library: Path | None = None
     for question in questions:
         # A run of a grid is called by its place there.
         out = options["out"] if single else options["out"] / _folder_name(question)
         name = (options["name"] if single else "") or out.resolve().name
-        plan = _plan(options, dataset, question, out=out, name=name)
-        # One store and one library for all: what they have in common is asked and prepared once.
-        first = next((one for one in plans if not one.without_library), None)
-        plan = replace(
-            plan,
-            calls=options["calls"] or (None if single else options["out"] / CALLS),
-            library=None if first is None or plan.without_library else first.out / LIBRARY,
-        )
-        plans.append(plan)
+        own = {"out": out, "name": name, "calls": calls, "library": library if question.needs_examples else None}
+        plans.append(_plan(options, dataset, question, own))
+        if library is None and question.needs_examples:
+            library = out / LIBRARY
     return plans
 
 
@@ -226,7 +224,7 @@ def _shots(text: str) -> tuple[int, ...]:
 _MOST_SHOTS = 16
 
 
-def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, out: Path, name: str) -> Plan:
+def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, own: dict[str, Any]) -> Plan:
     trial = dict(parse_setting(one) for one in options["settings"])
     without = question.by is Answerer.TRIAL and dataset.court_task is None
     # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
@@ -243,11 +241,10 @@ def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, 
         options | {"model": None if precedents else options["model"]},
         trial=trial,
         dataset=dataset,
-        out=out,
-        name=name,
         procedure=Procedure.SUMMARY if precedents else Procedure.FULL,
         protocols=(),
         question=question,
+        **own,
     )
 
 

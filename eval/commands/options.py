@@ -216,22 +216,20 @@ patience_option = click.option(
 )
 
 
-def run_watched(
-    work: Callable[[Progress], Coroutine[Any, Any, T]], goes_on: Callable[[], str] = lambda: "the same command goes on."
-) -> T:
+def run_watched(work: Callable[[Progress], Coroutine[Any, Any, T]]) -> T:
     """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished."""
     try:
         # The bar is closed before messages are written.
         with watching(say) as progress:
             return run(work(progress))
     except Interrupted as error:
-        say(f"Interrupted. All answers so far are stored: {goes_on()}")
+        say("Interrupted. All answers so far are stored: the same command goes on.")
         sys.exit(error.exit_code)
     except Unavailable as error:
         # Anything else that is unavailable will not come back by itself, and is an error.
         if error.reason not in (SERVER_GONE, UNFINISHED):
             raise
-        say(f"Not finished. {error.message} All answers so far are stored: {goes_on()}")
+        say(f"Not finished. {error.message} All answers so far are stored: the same command goes on.")
         sys.exit(EXIT_UNFINISHED)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -69,7 +70,7 @@ def replay(
     if not shown:
         raise _NotReplayed("There is no trial with an outcome to replay.")
     for one in shown:
-        click.echo("\n".join([json.dumps(_as_json(one))] if as_json else _lines(one)))
+        click.echo("\n".join([json.dumps(asdict(one))] if as_json else _lines(one)))
     stuck, different = [one for one in shown if one.obstacle], [one for one in shown if one.differences]
     if not as_json:
         click.echo(
@@ -123,15 +124,3 @@ def _lines(replayed: ReplayedTrial) -> Iterator[str]:
         yield f"{_INDENT}{one.what} (event {one.seq})"
         yield f"{_INDENT}  was    {excerpt(one.recorded, 160) or '-'}"
         yield f"{_INDENT}  today  {excerpt(one.found, 160) or '-'}"
-
-
-def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
-    return {
-        "trial_id": replayed.trial_id,
-        "software": replayed.software,
-        "obstacle": replayed.obstacle,
-        "differences": [
-            {"event": one.seq, "field": one.what, "recorded": one.recorded, "today": one.found}
-            for one in replayed.differences
-        ],
-    }

@@ -88,9 +88,11 @@ class BudgetSpent(CourtError):
 
 @dataclass(slots=True)
 class CallBudget:
-    """Calls that a command may make of all its models together; stored replies cost nothing."""
+    """Calls that may be made of one model, or of all models of a command together; stored replies cost nothing."""
 
     most: int | None = None
+    name: str = "--most-calls"
+    """Setting that bounds them."""
     made: int = 0
     spent: bool = False
     """True if a call was refused."""
@@ -104,7 +106,7 @@ class CallBudget:
         """Counts a call that is about to be made. Raises BudgetSpent if it may not be."""
         self.spent = self.made == self.most
         if self.spent:
-            raise BudgetSpent(f"The {self.made:,} calls of --most-calls are made.")
+            raise BudgetSpent(f"The {self.made:,} calls of {self.name} are made.")
         self.made += 1
 
 
@@ -181,6 +183,7 @@ class _MeteredCalls(CachedModel):
 
     spec: ModelSpec
     usage: Usage
+    budget: CallBudget
     turn: asyncio.Semaphore
     served: Callable[[], AbstractAsyncContextManager[object]]
 
@@ -197,7 +200,7 @@ class _MeteredCalls(CachedModel):
         async def made(*, within_s: float) -> T:
             # The limit is checked inside: the calls that this one waited for have spent part of it.
             async with self.turn, self.served():
-                self._within_limit()
+                self.budget.spend()
                 # A model keeps its own timeout; a moment later it is cancelled.
                 call = ask(within_s=self.spec.within_s)
                 answer = await run_within(call, self.spec.within_s + _GRACE_S, model_late)
@@ -207,15 +210,6 @@ class _MeteredCalls(CachedModel):
         answer = await CachedModel._once(self, key, made, within_s, kind)
         self.usage.all.add(answer)
         return answer
-
-    def _within_limit(self) -> None:
-        made, most = self.usage.made.calls, self.spec.most_calls
-        # Calls in flight are completed, so that it may be exceeded by as many as are made at once.
-        if most is not None and made >= most:
-            raise BudgetSpent(
-                f"{self.name} has been asked for {made:,} calls now, and may be for {most:,}. What it said is kept: "
-                "raise most_calls and take the run up again."
-            )
 
 
 class MeteredModel:
@@ -244,6 +238,7 @@ class MeteredModel:
         self._server = dict(server or {})
         self._inner, self._served, self._run_seed = model, served, run_seed
         self._turn = asyncio.Semaphore(self.spec.concurrency)
+        self._budget = CallBudget(self.spec.most_calls, f"most_calls of {name}")
 
     @property
     def model(self) -> str:
@@ -262,16 +257,9 @@ class MeteredModel:
         return Fence(self.store.fence_mark(*names))
 
     async def ask(
-        self,
-        system: str,
-        parts: Sequence[str | Frame],
-        *,
-        temperature: float = 0.0,
-        schema: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        seed: int = 0,
+        self, system: str, parts: Sequence[str | Frame], *, temperature: float = 0.0, seed: int = 0
     ) -> ChatReply:
-        """Returns one reply, from the cache if the same call was made before.
+        """Returns one reply in free text, from the cache if the same call was made before.
 
         Args:
             system: System message; must contain trusted text only, nothing from a meme or a model.
@@ -286,8 +274,8 @@ class MeteredModel:
         request = ChatRequest(
             system=system,
             parts=apart(parts),
-            reply_schema=schema,
-            max_tokens=max_tokens or self.spec.max_tokens,
+            reply_schema=None,
+            max_tokens=self.spec.max_tokens,
             temperature=temperature,
             # Trials with a waiting user go first.
             priority=BATCH_PRIORITY,
@@ -306,6 +294,7 @@ class MeteredModel:
             seed=draw,
             spec=self.spec,
             usage=self.usage,
+            budget=self._budget,
             turn=self._turn,
             served=self._served,
         )

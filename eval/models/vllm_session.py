@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -228,37 +228,22 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
         raise errors.exceptions[0] from None
 
 
-class VllmSessions:
+class VllmSessions(AsyncExitStack):
     """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task."""
 
     def __init__(self, tell: Callable[[str], None], **options: Any) -> None:
         """Takes the options of :func:`vllm_session`, which hold for all models."""
-        self._started: Callable[[str], AbstractAsyncContextManager[ServedModel]] = lambda model: vllm_session(
-            model, tell, **options
-        )
-        self._stack = AsyncExitStack()
+        super().__init__()
+        self._tell, self._options = tell, options
         self._running: tuple[str, ServedModel] | None = None
 
     async def serve(self, model: str) -> ServedModel:
         """Returns the model once served; stops a server of another model first. Raises as :func:`vllm_session`."""
         if self._running is not None and self._running[0] == model:
             return self._running[1]
-        # Before the next one starts, because the GPU holds only one.
-        await self._end()
-        served = await self._stack.enter_async_context(self._started(model))
+        # Before the next one starts, because the GPU holds only one. A closed stack is empty and can be reused.
+        self._running = None
+        await self.aclose()
+        served = await self.enter_async_context(vllm_session(model, self._tell, **self._options))
         self._running = model, served
         return served
-
-    async def _end(self) -> None:
-        self._running = None
-        # A closed stack is empty and can be reused.
-        await self._stack.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        self._running = None
-        return await self._stack.__aexit__(kind, error, trace)

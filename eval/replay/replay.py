@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from court.display import word
 from court.errors import CourtError
 from court.events import (
@@ -37,7 +35,7 @@ from court.events import (
     TrialFailed,
     VerdictGiven,
 )
-from court.meme import Frame, Meme, Picture, PictureFormat
+from court.meme import Frame, Meme, Picture
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import Reading
 from court.precedents import Findings, LibraryIdentity, VerifiedCopy
@@ -46,11 +44,11 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.replies import UnusableReply, parse_question_ruling
 from court.roles import GuardModel, RoleModel, RoleModels
-from court.settings import TrialSettings
 from court.trial import Court, TrialCase, calibration_of
 from eval.models.metered import CallBudget
 from eval.replay.model import FallbackModel, NotRecorded, PromptChanged, RecordedModel
 from serving.docket.store.bodies import GONE
+from serving.docket.store.pictures import picture_of
 from serving.judging.executor import TrialExecutor
 from serving.judging.follow import RecordedEvidence
 from serving.version import SOFTWARE
@@ -182,7 +180,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
     try:
         # Nothing is written: the court gets a sink that discards events, and stand-ins for all its services.
         rerun = _with_answers(await _rerun(record), record)
-    except _Obstacle as obstacle:
+    except (_Obstacle, NotOnRecord) as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
     return ReplayedTrial(record.trial_id, software, differences=changes(record, rerun))
 
@@ -282,7 +280,7 @@ async def _rerun(
     picture: Picture | None = None,
     pictures: _Pictures | None = None,
 ) -> TrialRecord:
-    """The record that today's code makes of a trial. Raises _Obstacle.
+    """The record that today's code makes of a trial. Raises _Obstacle, NotOnRecord.
 
     Args:
         policy: Policy in place of the recorded one.
@@ -290,12 +288,13 @@ async def _rerun(
         picture: Decoded picture for models that look at it.
         pictures: Gives the pictures of precedents.
     """
-    settings = _settings(record)
+    # Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record. The
+    # Judge waits for an expert witness, whose work ends where the record ends it.
+    settings = RecordedCase(record).settings.model_copy(update={"overlap": False, "expert_waits": True})
     _require_replayable(record)
-    opened, text = record.opened, record.text
-    finder = _RecordedFinder(record, pictures)
+    opened, meme, text = record.opened, record.opened.meme, record.text
     court = Court(
-        finder=finder,
+        finder=_RecordedFinder(record, pictures),
         text_reader=_RecordedReader(record),
         software=SOFTWARE,
         settings=settings,
@@ -313,12 +312,13 @@ async def _rerun(
     case = TrialCase(
         trial_id=record.trial_id,
         meme=Meme(
-            picture or _picture(record),
-            text=text.text if text and opened.meme.text_given else None,
+            # Frames without pixels: no stand-in looks at them, and their digests are compared from the record.
+            picture or (picture_of(meme, [bytes(24)] * len(meme.frames_used)) if meme.picture_given else None),
+            text=text.text if text and meme.text_given else None,
             language=text.language if text else None,
         ),
         procedure=opened.procedure,
-        namespace=opened.meme.namespace,
+        namespace=meme.namespace,
     )
     try:
         return await court.run(case, _nowhere)
@@ -388,42 +388,6 @@ def _require_replayable(record: TrialRecord) -> None:
         for made in messages_of(record, event):
             if not made.exact:
                 raise _Obstacle(f"Event {event.seq} ({event.kind}): {made.why}")
-
-
-def _settings(record: TrialRecord) -> TrialSettings:
-    """The record's settings; those that came later have their usual values.
-
-    Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record. The
-    Judge waits for an expert witness, whose work ends where the record ends it.
-    """
-    values = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
-    try:
-        # Validated by today's rules: a value that is no longer allowed must not become another without a word.
-        return TrialSettings.model_validate({**values, "overlap": False, "expert_waits": True})
-    except ValidationError as error:
-        # A fault that several settings have together is of none by name.
-        names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
-        raise _Obstacle(f"It was held with settings that there are no more: {names or 'together'}.") from None
-
-
-def _picture(record: TrialRecord) -> Picture | None:
-    """The picture as far as the record knows it, which nobody looks at again; None where the text was sent alone."""
-    meme = record.opened.meme
-    if not meme.picture_given:
-        return None
-    return Picture(
-        format=PictureFormat(meme.format),
-        bytes_sha256=meme.bytes_sha256,
-        pixels_sha256=meme.pixels_sha256,
-        width=meme.width,
-        height=meme.height,
-        frame_count=meme.frame_count,
-        # Without pixels: no stand-in looks at them, and their digests are compared from the record.
-        frames=tuple(Frame(b"", meme.width, meme.height, index) for index in meme.frames_used),
-        frames_unlike=meme.frames_unlike,
-        incomplete=meme.incomplete,
-        shown_otherwise=meme.shown_otherwise,
-    )
 
 
 async def _nowhere(*events: AnyEvent) -> None:

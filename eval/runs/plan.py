@@ -18,7 +18,6 @@ from eval.models.vllm_session import VllmChoice
 from eval.runs.results import DOCKET, LIBRARY, RunSpec
 from eval.runs.spec import Circumstances
 from eval.solvers.question import Answerer, Question
-from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from serving.settings import ModelSettings, RoleName, Settings
 
 
@@ -60,11 +59,6 @@ class Plan(Circumstances):
         """Returns the specification of the run, as the manifest has it."""
         own = {name: getattr(self, name) for name in RunSpec.model_fields if name != "dataset"}
         return RunSpec(dataset=self.dataset.id, **own)
-
-    @property
-    def nearness(self) -> LeakThresholds:
-        """Returns the thresholds above which a precedent is too similar to a judged meme."""
-        return LeakThresholds(template=TEMPLATE if self.templates_apart else None)
 
     @property
     def dropped_labels(self) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from court.digests import digest
 from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
 from court.events import AnyEvent, Procedure, TrialOpened
 from court.meme import Picture
@@ -147,20 +146,21 @@ class TaskResult:
     frames: tuple[bytes, ...] = ()
 
 
-def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
-    """Lists everything besides the meme that decides a verdict, by name: it must be equal on all workers."""
+def facts_of(court: Court, procedure: Procedure) -> dict[str, Any]:
+    """Everything besides the meme that decides a verdict, as a run's manifest has it: it is equal on all workers."""
+    asks_nobody = procedure is Procedure.SUMMARY
+    models = None if asks_nobody else court.role_models
+    settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     library = court.finder.library
-    facts = {
-        "MemeCourt": SOFTWARE,
+    return {
+        "settings": settings | (models.settings(court.settings.reply_chars) if models else {}),
+        "models": models.models if models else {},
+        "prompts": "" if asks_nobody else court.prompts.digest,
         "policy": court.policy.digest,
-        "precedents": library.digest,
+        "library": library.digest,
+        "library_size": library.size,
         "encoder": library.encoder,
-        "settings": digest(court.settings.model_dump(mode="json")),
     }
-    if procedure is not Procedure.SUMMARY and (models := court.role_models) is not None:
-        facts["prompts"] = court.prompts.digest
-        facts["models"] = digest({**models.models, "settings": models.settings(court.settings.reply_chars)})
-    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class Cluster:
             if local.stored.calls is not None:
                 here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
                 # Calls may be retried after a restart: storing is idempotent. It reserves no processor.
-                kept = {"num_cpus": 0, "max_restarts": _TRIES, "max_task_retries": _TRIES}
-                store = remote(scheduling_strategy=here, **kept)(SqliteCallCache).remote(calls)
+                options = {"num_cpus": 0, "max_restarts": _TRIES, "max_task_retries": _TRIES}
+                store = remote(scheduling_strategy=here, **options)(SqliteCallCache).remote(calls)
             # As a Ray object: each node fetches it once, and API keys do not appear in arguments that Ray displays.
             parts = ray.put(await asyncio.to_thread(_court_parts, local, settings, control))
             judge = remote(num_cpus=1)(Judge)
@@ -244,11 +244,15 @@ class ClusterSolver(Solver):
         """Has a meme tried; None if the worker died. Raises Unavailable: A worker can't judge."""
         from ray.exceptions import RayActorError
 
-        while not (free := [place for place, load in self._load.items() if load < self._each]):
+        free: list[int] = []
+        while not free:
+            # Of any worker: it would be the fault of the run's machine, or of a node that has another court.
             if self._fault is not None:
                 raise self._fault
-            self._changed.clear()
-            await self._changed.wait()
+            free = [place for place, load in self._load.items() if load < self._each]
+            if not free:
+                self._changed.clear()
+                await self._changed.wait()
         place = min(free, key=self._load.__getitem__)
         worker = self.workers[place]
         self._load[place] += 1
@@ -304,7 +308,7 @@ def _court_parts(solver: TrialSolver, settings: Settings, control: str) -> tuple
     policy = settings.policy.read_bytes() if settings.policy else None
     hollow: Any = {"executor": None, "calls": None}
     key = None if solver.stored.calls is None else solver.stored.calls.fence_key
-    facts = facts_of(solver.stored.executor.court, solver.procedure)
+    facts = {"MemeCourt": SOFTWARE, **facts_of(solver.stored.executor.court, solver.procedure)}
     bare = replace(solver, stored=replace(solver.stored, **hollow))
     return settings, packed(settings.library), policy, control, bare, key, facts
 
@@ -338,13 +342,13 @@ class _CallsAtDriver(CallCache):
 
     @override
     async def read(self, key: str) -> str | None:
-        return await self._asked(self._actor.read.remote(key))  # type: ignore[no-any-return]
+        return await self._of_driver(self._actor.read.remote(key))  # type: ignore[no-any-return]
 
     @override
     async def keep(self, key: str, model: str, body: str) -> None:
-        await self._asked(self._actor.keep.remote(key, model, body))
+        await self._of_driver(self._actor.keep.remote(key, model, body))
 
-    async def _asked(self, ref: Any) -> Any:
+    async def _of_driver(self, ref: Any) -> Any:
         from ray.exceptions import RayActorError
 
         try:
@@ -426,7 +430,7 @@ class Judge:
         control: str,
         solver: TrialSolver,
         key: bytes | None,
-        expected: dict[str, str],
+        expected: dict[str, Any],
     ) -> TrialSolver:
         # Nothing is read from the directory once the court is open, so that no texts stay behind.
         with tempfile.TemporaryDirectory(prefix="memecourt-ray-") as directory, _deleted_at_end(directory):
@@ -442,7 +446,7 @@ class Judge:
             opening = open_court(settings.model_copy(update=changes), read_text=False, duplicates=False)
             executor = await self._court.enter_async_context(opening)
         court = with_control(executor.court, control, solver.stored.seed)
-        facts = facts_of(court, solver.procedure)
+        facts = {"MemeCourt": SOFTWARE, **facts_of(court, solver.procedure)}
         # All verdicts of a run must come from the same court, whichever node judges.
         if facts != expected:
             differ = ", ".join(name for name in expected if facts.get(name) != expected[name])

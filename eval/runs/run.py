@@ -8,13 +8,10 @@ the docket or the call cache holds.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.digests import digest
@@ -29,8 +26,8 @@ from eval.runs.controls import ALTERED, Control, alteration_of, altered, with_co
 from eval.runs.judge import Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.precedents import Prepared, PreparedCheck, comparing, prepare_precedents, read_prepared
-from eval.runs.ray_cluster import connected
-from eval.runs.results import EXCLUDED, LIBRARY, MEMES, Excluded, RunFolder, RunManifest
+from eval.runs.ray_cluster import connected, facts_of
+from eval.runs.results import EXCLUDED, LIBRARY, MEMES, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.engine import Progress
 from eval.solvers.calls import Solver, StoredCourt
@@ -38,6 +35,7 @@ from eval.solvers.comparator import OF_TEXTS, Comparator, ComparatorSolver, sett
 from eval.solvers.labelling import open_question, settings_of_question
 from eval.solvers.question import Question
 from eval.solvers.trial import ENGLISH, TrialSolver
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.embed.encoder import Encoder
 from retrieval.open import load_encoder_for
 from serving.judging.executor import TrialExecutor
@@ -117,13 +115,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 store = await asyncio.to_thread((plan.calls or plan.out / CALLS).resolve)
                 solving = cluster.solving(solver, calls=store, settings=court_settings(plan), control=plan.control)
                 solver = await stack.enter_async_context(solving)
-            manifest = _manifest(
-                plan,
-                material,
-                court=executor.court,
-                excluded=folder.excluded(),
-                checked=check.nearness.model_dump(mode="json", exclude_none=True) if check else {},
-            )
+            manifest = _manifest(plan, material, executor.court, check)
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
                 folder.write(MEMES, [on_template(meme, check.templates if check else {}) for meme in material.memes])
@@ -244,7 +236,7 @@ async def prepare_library(plan: Plan, root: Path, material: Material, encoder: E
             shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
             keep_leaks=plan.control == Control.LEAKS,
             dropped_labels=plan.dropped_labels,
-            nearness=plan.nearness,
+            nearness=LeakThresholds(template=TEMPLATE if plan.templates_apart else None),
             # Shared by all runs: the whole train split is embedded once.
             cache=plan.settings.home / "train-libraries",
             progress=progress.step,
@@ -254,35 +246,23 @@ async def prepare_library(plan: Plan, root: Path, material: Material, encoder: E
         await reader.aclose()
 
 
-def _manifest(
-    plan: Plan, material: Material, court: Court, excluded: Sequence[Excluded], checked: dict[str, JsonValue]
-) -> RunManifest:
-    asks_nobody = plan.procedure is Procedure.SUMMARY
-    settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
-    if court.role_models is not None and not asks_nobody:
-        settings |= court.role_models.settings(court.settings.reply_chars)
+def _manifest(plan: Plan, material: Material, court: Court, check: PreparedCheck | None) -> RunManifest:
+    facts = facts_of(court, plan.procedure)
     # Among the settings, so that their digest tells runs with different prompts apart.
     if plan.comparator:
-        settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
+        facts["settings"]["comparator"] = settings_of_comparator(Comparator(plan.comparator))
     elif plan.question is not None:
-        settings["question"] = settings_of_question(plan.question)
-    library = court.finder.library
+        facts["settings"]["question"] = settings_of_question(plan.question)
     return RunManifest(
         name=plan.name,
         dropped_labels=plan.dropped_labels,
         **dict(plan.spec),
         **circumstances(plan.command),
+        **facts,
         card=plan.dataset.to_json(),
         data=dict(material.files),
-        settings=settings,
-        settings_digest=digest(settings),
-        models={} if asks_nobody or court.role_models is None else court.role_models.models,
-        prompts="" if asks_nobody else court.prompts.digest,
-        policy=court.policy.digest,
-        library=library.digest,
-        library_size=library.size,
-        encoder=library.encoder,
-        excluded=dict(Counter(one.why for one in excluded)),
-        checked=checked,
+        settings_digest=digest(facts["settings"]),
+        excluded=dict(Counter(one.why for one in check.excluded)) if check else {},
+        checked=check.nearness.model_dump(mode="json", exclude_none=True) if check else {},
         notes=material.notes,
     )

@@ -55,7 +55,7 @@ async def test_exhausted_budget_stops_calls_but_not_cached_replies(tmp_path):
         metered = MeteredModel("a", model, store=store, spec=ModelSpec(model="m", most_calls=2))
         for question in ("q1", "q2", "q1"):
             await metered.ask("s", [question])
-        with pytest.raises(BudgetSpent, match="raise most_calls"):
+        with pytest.raises(BudgetSpent, match="The 2 calls of most_calls of a are made"):
             await metered.ask("s", ["q3"])
         await metered.ask("s", ["q2"])
     assert (len(model.asked), metered.usage.failed) == (2, 0)
