@@ -70,18 +70,6 @@ class WitnessPlan(WitnessSpec):
     concurrency: int = 8
     command: str = ""
 
-    @property
-    def settings(self) -> TrialSettings:
-        """Settings of the witness."""
-        return TrialSettings(
-            expert="always",
-            expert_waits=True,
-            expert_queries=self.queries,
-            expert_results=self.results,
-            expert_steps=self.steps,
-            expert_s=EXPERT_S,
-        )
-
 
 async def run_witness(
     plan: WitnessPlan,
@@ -103,7 +91,14 @@ async def run_witness(
     solver = WitnessSolver(
         model=model,
         source=source,
-        settings=plan.settings,
+        settings=TrialSettings(
+            expert="always",
+            expert_waits=True,
+            expert_queries=plan.queries,
+            expert_results=plan.results,
+            expert_steps=plan.steps,
+            expert_s=EXPERT_S,
+        ),
         temperature=plan.temperature,
         forced=plan.forced,
         citations_by=citations_by,
