@@ -213,7 +213,7 @@ class FakeModelServer:
         if len(prompt) + room > settings.context:
             raise RefusedCall(400, f"prompt and reply have more than {settings.context} tokens")
         thought = self._thought(payload)
-        text, log_probs = self._reply(payload, prompt)
+        text, log_probs = self._reply(payload, prompt, thinks=bool(thought))
         finish = "stop"
         if (end := self._loop_end(payload, text)) is not None:
             finish, text = "repetition", _first_words(text, end)
@@ -245,13 +245,23 @@ class FakeModelServer:
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
 
     def _thought(self, payload: Mapping[str, Any]) -> str:
-        """Returns the thought before a reply; no longer than the request allows, if such limits are supported."""
-        limit = payload.get("thinking_token_budget")
-        if limit is not None and "thought_limit" in self.settings.features:
-            if not self.settings.reasoning_parser:
-                raise RefusedCall(400, "the limit of a thought needs a reasoning parser")
-            return _first_words(_THOUGHT, limit) if self._thinks(payload) else ""
-        return _THOUGHT if self._thinks(payload) else ""
+        """Returns the thought before a reply, by the settings and the request; no longer than it allows, if it can."""
+        settings = self.settings
+        limit = payload.get("thinking_token_budget") if "thought_limit" in settings.features else None
+        if limit is not None and not settings.reasoning_parser:
+            raise RefusedCall(400, "the limit of a thought needs a reasoning parser")
+        enabled = (payload.get("chat_template_kwargs") or {}).get("enable_thinking")
+        turned_off = {
+            "": True,
+            "template": enabled is False,
+            "effort": payload.get("reasoning_effort") == "none",
+            "asked": not enabled,
+        }
+        # Without a reasoning parser, a schema applies from the first token on.
+        schema_first = payload.get("response_format") and not settings.reasoning_parser
+        if schema_first or turned_off.get(settings.thinks, False):
+            return ""
+        return _THOUGHT if limit is None else _first_words(_THOUGHT, limit)
 
     def _loop_end(self, payload: Mapping[str, Any], text: str) -> int | None:
         """Returns the token at which a reply is stopped because it loops, by vLLM's rule."""
@@ -262,21 +272,6 @@ class FakeModelServer:
         if low < 0 or high < low or times < 2:
             raise RefusedCall(400, "no such patterns")
         return loop_end(tokens_of(text), range(low, high + 1), times)
-
-    def _thinks(self, payload: Mapping[str, Any]) -> bool:
-        """Returns True if the model thinks first, according to its settings and the request.
-
-        Without a reasoning parser, a schema applies from the first token on.
-        """
-        if payload.get("response_format") and not self.settings.reasoning_parser:
-            return False
-        enabled = (payload.get("chat_template_kwargs") or {}).get("enable_thinking")
-        turned_off = {
-            "template": enabled is False,
-            "effort": payload.get("reasoning_effort") == "none",
-            "asked": not enabled,
-        }
-        return bool(self.settings.thinks) and not turned_off.get(self.settings.thinks, False)
 
     def _check_request(self, payload: Mapping[str, Any]) -> None:
         """Refuses requests that this server, as configured, does not support."""
@@ -318,13 +313,15 @@ class FakeModelServer:
             # From now on the id alone is enough.
             self._pictures.setdefault(part["uuid"], part["image_url"])
 
-    def _reply(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
+    def _reply(
+        self, payload: dict[str, Any], prompt: Sequence[str], *, thinks: bool
+    ) -> tuple[str, dict[str, Any] | None]:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
             # A server without this feature ignores fields that name tokens by id.
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
             odds = self._odds(payload) if self._odds else self.settings.odds
-            if self._thinks(payload):  # the next token is the first word of a thought
+            if thinks:  # the next token is the first word of a thought
                 odds = {token: mass * 1e-9 for token, mass in odds.items()}
             return first_token(odds, known)
         made = self._answer(payload) if self._answer else None

@@ -78,8 +78,7 @@ _OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)
 _OF_LABEL = re.compile(r"Does this label fit the meme: (.+)\?")
 _PRECEDENT = re.compile(r"Precedent (\d+) was found ((?:not |somewhat |very |)harmful)\.")
 _LABELLED = re.compile(
-    r"(?:(Example) (\d+), a meme that people have labelled"
-    r"|In the further question below, people labelled (precedent) (\d+)): ([^\n]*)"
+    r"(?:In the further question below, people labelled )?(Example|precedent) (\d+)(?:, a meme that [a-z ]*)?: (.*)"
 )
 _DESCRIPTION, _CAPTION = "Description of its picture by the witness:", "Caption that people wrote for it:"
 # A fence is matched as a whole, so that a heading inside it does not count.
@@ -466,9 +465,9 @@ def _task_input(parts: Sequence[str | bytes]) -> JudgeInput:
     }
     by_rule = []
     for found in filter(None, map(_LABELLED.match, under)):
-        which = f"example {found[2]}" if found[1] else f"precedent {found[4]}"
+        which = f"{found[1].lower()} {found[2]}"
         picture = pictures.get(f"Above: the picture of {which}.")
-        by_rule.append(_fits(found[5], texts.get(f"Text of {which}:", ""), picture))
+        by_rule.append(_fits(found[3], texts.get(f"Text of {which}:", ""), picture))
     return replace(_meme_in(under, pictures), aids=_precedents_aid(by_rule))
 
 
