@@ -251,6 +251,9 @@ def _within(metric: Metric, only: Bools, arrays: TaskArrays, weights: Floats) ->
 def _with_interval(name: str, value: float, over: Floats, arrays: TaskArrays, n: int) -> Figure:
     """A figure with its percentiles, or the exact interval of a share of ``n`` draws if all resamples agree."""
     kind = name.partition(":")[0]
+    # It does not depend on the answers, and annotators may all agree.
+    if kind == "agreement-ceiling":
+        return Figure(value, *interval(over))
     if kind in ("mmae", "mmae-strict"):
         return share_figure(value, over, n, largest=len(arrays.labels) - 1, edges_only=True)
     # If all answers are right, the mean may still be below 1.
@@ -302,6 +305,8 @@ class TaskArrays:
     """Boolean of shape (memes,)."""
     scores: Floats
     """float64 of shape (memes, labels), probabilities of the labels; NaN if there are none."""
+    votes: NDArray[np.int64] | None = None
+    """int64 of shape (memes, labels), number of annotators who gave each label; None if unknown."""
 
     def replaced(self, predicted: Bools) -> TaskArrays:
         """Returns the same memes with other answers: every meme is answered, and none has scores."""
@@ -310,8 +315,9 @@ class TaskArrays:
 
     def at(self, memes: Bools | Ints) -> TaskArrays:
         """Returns some of the memes, bool of shape (memes,), or those at some places."""
+        votes = None if self.votes is None else self.votes[memes]
         rows = (self.gold[memes], self.predicted[memes], self.answered[memes], self.scores[memes])
-        return TaskArrays(self.labels, *rows)
+        return TaskArrays(self.labels, *rows, votes)
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:
@@ -356,6 +362,8 @@ def counted_memes(name: str, arrays: TaskArrays) -> int:
             return int(arrays.answered.sum())
         case "precision":
             return int(arrays.predicted[:, arrays.labels.index(label)].sum())
+        case "agreement-ceiling":
+            return 0 if arrays.votes is None else int((arrays.votes.sum(axis=1) >= 2).sum())
     return len(arrays.answered)
 
 
@@ -506,6 +514,23 @@ def _mmae_strict(arrays: TaskArrays, weights: Floats) -> Floats:
     return _mmae(arrays, weights)
 
 
+def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Accuracy of a random annotator against the majority of the others; a tie of k labels counts 1 / k."""
+    if arrays.votes is None:
+        return np.full(len(weights), np.nan)
+    votes = arrays.votes.astype(np.float64)
+    # With a single vote there are no others to agree with.
+    there = votes.sum(axis=1) >= 2
+    votes, agree = votes[there], np.zeros(int(there.sum()))
+    for place in range(votes.shape[1]):
+        others = votes.copy()
+        # Excludes the vote in question, which would agree with itself.
+        others[:, place] -= 1
+        tops = others == others.max(axis=1, keepdims=True)
+        agree += votes[:, place] / votes.sum(axis=1) * np.where(tops[:, place], 1 / tops.sum(axis=1), 0.0)
+    return _mean(weights[:, there], agree)
+
+
 def _one(of: Metric, arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
     """One column of a function that returns a column per label."""
     return np.asarray(of(arrays, weights)[:, place])
@@ -571,12 +596,14 @@ METRICS: Mapping[str, Metric] = {
     "micro-auroc-strict": partial(_outranked, _micro_auroc),
     "brier-strict": _brier_strict,
     "mmae-strict": _mmae_strict,
+    "agreement-ceiling": _agreement_ceiling,
 }
 """Metrics by their names in cards; ``exact`` is the accuracy of the whole set of labels."""
 PARTIAL = frozenset({"auroc", "micro-auroc", "brier", "mmae"})
 """Metrics over the memes that have probabilities or an answer; each has a strict form over all memes."""
 OF_SCORES = frozenset({"auroc", "micro-auroc", "brier", "auroc-strict", "micro-auroc-strict", "brier-strict"})
-"""Metrics of probabilities, which a constant answer has no value for; they legitimately have no variance if all
-probabilities are equal."""
+"""Metrics of probabilities, which legitimately have no variance if all probabilities are equal."""
 LOWER_IS_BETTER = frozenset({"brier", "mmae", "brier-strict", "mmae-strict"})
 """Metrics of errors."""
+BASELINE_FREE = OF_SCORES | {"agreement-ceiling"}
+"""Metrics that need more than predicted labels, so that a constant answer has no value for them."""

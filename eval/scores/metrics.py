@@ -17,11 +17,11 @@ import numpy as np
 
 from court.display import word
 from court.errors import BadRequest
-from eval.datasets.items import Level, Outcome, Prediction, Protocol
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.measure import (
+    BASELINE_FREE,
     METRICS,
-    OF_SCORES,
     RESAMPLES,
     Bools,
     Figure,
@@ -272,8 +272,9 @@ def answers_of(results: Results, protocol: Protocol | None = None) -> Answers:
             if (gold := gold_of(one.meme, task)) is not None
         ]
         none = f"No meme of {results.name} has a gold label of {task}."
+        votes = _votes_of([one.meme for one, *_ in rows], question)
     else:
-        task, labels = "harm", HARM
+        task, labels, votes = "harm", HARM, None
         # Memes that the protocol drops are in no figure. A meme without a class may have a score, too.
         rows = [
             (one, frozenset({HARM[harmful]}), *_verdict(one.prediction)) for harmful, one in results.under(protocol)
@@ -285,7 +286,8 @@ def answers_of(results: Results, protocol: Protocol | None = None) -> Answers:
     if not rows:
         raise BadRequest(none, reason="NOTHING_TO_SCORE")
     judged, *columns = zip(*rows, strict=True)
-    return Answers(results.name, task, judged, _arrays(labels, *columns), verdicts=protocol is not None)
+    arrays = replace(_arrays(labels, *columns), votes=votes)
+    return Answers(results.name, task, judged, arrays, verdicts=protocol is not None)
 
 
 def _verdict(prediction: Prediction) -> tuple[tuple[str, ...] | None, dict[str, float]]:
@@ -327,6 +329,18 @@ def question_of(results: Results) -> Question:
     return question
 
 
+def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> Ints | None:
+    """Votes of annotators by label, shape (memes, labels); None if no meme has several annotators."""
+    counts = np.array([meme.annotators.get(question.task, 0) for meme in memes], dtype=np.int64)
+    # With one annotator per meme there is no agreement to compute a ceiling from.
+    if not (counts > 1).any():
+        return None
+    shares = [[meme.shares.get(question.task, {}).get(label, 0.0) for label in question.labels] for meme in memes]
+    # Shares are stored, not counts; rounding gives back the whole number that a product of floats may miss by its last
+    # bit.
+    return np.rint(np.array(shares) * counts[:, None]).astype(np.int64)
+
+
 def harm_values(gold: Sequence[bool], predicted: Sequence[bool]) -> tuple[float, float]:
     """Accuracy and macro-F1 of labels of two classes."""
     arrays = harm_arrays(gold, predicted)
@@ -350,10 +364,11 @@ def task_card(
     question = None if protocol else question_of(results)
     arrays, groups, judged = answers.arrays, answers.groups, answers.judged
     multi, labels, n = question is not None and question.multi, arrays.labels, len(judged)
-    # Which metrics apply depends on the answers too: only some runs have probabilities.
+    # Which metrics apply depends on the answers too: only some runs have probabilities, only some data sets have
+    # several annotators.
     scored = bool((~np.isnan(arrays.scores)).any())
     # Next to a metric over some memes stands its form over all.
-    usual = metrics_of(question, scored=scored)
+    usual = metrics_of(question, scored=scored, votes=arrays.votes is not None)
     names = tuple(dict.fromkeys(form for name in usual for form in (name, strict_name(name))))
     kinds = (*KINDS, *(KINDS_OF_MANY if multi or len(labels) > 2 else ()))
     measured = partial(measure, resamples=resamples, seed=seed)
@@ -392,7 +407,7 @@ def task_card(
         decided_over={name: counted_memes(name, arrays.at(arrays.answered)) for name in decided},
         over=over,
         # A constant answer ranks nothing, so that a baseline of AUROC or Brier would be an artefact of the code.
-        baseline={name: None if name in OF_SCORES else value_of(metric_of(name, labels), always) for name in names},
+        baseline={name: None if name in BASELINE_FREE else value_of(metric_of(name, labels), always) for name in names},
         baseline_words=words,
         gold=dict(zip(labels, arrays.gold.sum(axis=0).tolist(), strict=True)),
         said=dict(zip(labels, arrays.predicted.sum(axis=0).tolist(), strict=True)),
@@ -434,7 +449,7 @@ def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
             ) from None
 
 
-def metrics_of(question: Question | None, *, scored: bool) -> tuple[str, ...]:
+def metrics_of(question: Question | None, *, scored: bool, votes: bool = False) -> tuple[str, ...]:
     """Names of the metrics of verdicts or of a question: the card's, the official one first, then the usual ones.
 
     Raises BadRequest: The card names an unknown metric.
@@ -445,8 +460,9 @@ def metrics_of(question: Question | None, *, scored: bool) -> tuple[str, ...]:
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
     # The card's own metrics come before the usual ones, since the first is the one that authors rank by.
     named = (*((question.official,) if question.official else ()), *question.metrics)
+    also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
     # A usual metric that the card names too is computed once, at its earlier position.
-    return tuple(dict.fromkeys((*named, *usual, *(SCORED if scored else ()))))
+    return tuple(dict.fromkeys((*named, *usual, *also)))
 
 
 def baseline_of(arrays: TaskArrays, *, multi: bool = False) -> tuple[TaskArrays, str]:
@@ -469,7 +485,7 @@ def _by_order(answers: Answers, question: Question, names: Sequence[str]) -> tup
         # Probabilities were averaged over the orders and belong to none of them.
         unscored = np.full(answers.arrays.scores.shape, np.nan)
         in_order = replace(answers.arrays, predicted=_flags(labels, question.labels), scores=unscored)
-        figures = {name: metric_of(name, question.labels) for name in names if name not in OF_SCORES}
+        figures = {name: metric_of(name, question.labels) for name in names if name not in BASELINE_FREE}
         found.append({name: value_of(metric, in_order) for name, metric in figures.items()})
     return tuple(found)
 

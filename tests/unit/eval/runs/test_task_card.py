@@ -1,4 +1,4 @@
-"""Tests of figures of answers: intervals over groups, comparisons, and the choice among many."""
+"""Tests of figures of answers: intervals, the annotators' ceiling, comparisons, and the choice among many."""
 
 from dataclasses import replace
 
@@ -89,6 +89,14 @@ def test_unanswered_memes_are_wrong_and_the_baseline_is_the_most_frequent_label(
     assert (card.gold["against"], card.said["against"]) == (8, 4)
     assert [card.figures[f"{kind}:against"].value for kind in ("recall", "precision")] == [0.5, 1.0]
     assert card.figures["precision:neither"] is None and card.figures["f1:neither"].value == 0
+
+
+def test_agreement_ceiling_comes_from_the_annotators_votes():
+    shares = [{"stance": {"for": 2 / 3, "against": 1 / 3}}] * 22
+    card = task_card(results(PAIRS, shares=shares, annotators=[{"stance": 3}] * 22), resamples=200)
+    # A "for" of two to one meets one for and one against: half right; the "against" meets two fors.
+    assert card.figures["agreement-ceiling"].value == pytest.approx(2 / 3 / 2)
+    assert "agreement-ceiling" not in task_card(results(PAIRS), resamples=200).figures
 
 
 def test_metric_misspelled_in_a_card_is_an_error():

@@ -12,11 +12,11 @@ from eval.scores import measure
 LABELS = ("north", "south", "east", "west")
 
 
-def arrays_of(gold, predicted, scores=None, answered=None, labels=LABELS):
+def arrays_of(gold, predicted, scores=None, answered=None, votes=None, labels=LABELS):
     gold, predicted = np.asarray(gold, dtype=bool), np.asarray(predicted, dtype=bool)
     answered = np.ones(len(gold), dtype=bool) if answered is None else np.asarray(answered, dtype=bool)
     scores = np.full(gold.shape, np.nan) if scores is None else np.asarray(scores, dtype=float)
-    return measure.TaskArrays(labels[: gold.shape[1]], gold, predicted & answered[:, None], answered, scores)
+    return measure.TaskArrays(labels[: gold.shape[1]], gold, predicted & answered[:, None], answered, scores, votes)
 
 
 def value(name, arrays):
@@ -117,9 +117,29 @@ def test_meme_without_an_answer_counts_as_wrong_and_as_no_prediction():
     assert value("mean-binary-macro-f1", one_silent) == pytest.approx((1 + 2 / 3) / 2)
 
 
+@pytest.mark.parametrize(
+    ("votes", "expected"),
+    [
+        ([[3, 0]], 1.0),
+        # Two "yes", one "no": for a "yes" the others are 1:1 (half right); the "no" meets two "yes" (wrong).
+        ([[2, 1]], 2 / 3 * 0.5),
+        ([[1, 1]], 0.0),
+        ([[3, 0], [1, 1]], 0.5),
+        # A single vote has nothing to agree with.
+        ([[1, 0], [3, 0]], 1.0),
+        # Of five votes: for a "yes" the others are 2:2, for a "no" 3:1.
+        ([[3, 2]], 3 / 5 * 0.5),
+        ([[4, 1]], 4 / 5),
+    ],
+)
+def test_agreement_ceiling_is_one_annotator_against_the_majority_of_the_others(votes, expected):
+    arrays = arrays_of(np.zeros((len(votes), 2)), np.zeros((len(votes), 2)), votes=np.array(votes))
+    assert value("agreement-ceiling", arrays) == pytest.approx(expected)
+
+
 def test_figures_without_a_defined_value_are_none():
     arrays = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]])
-    for name in ("auroc", "micro-auroc", "brier", "precision:south", "recall:south"):
+    for name in ("auroc", "micro-auroc", "brier", "agreement-ceiling", "precision:south", "recall:south"):
         assert value(name, arrays) is None
     one_class = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]], scores=[[0.5, 0.5], [0.7, 0.3]])
     assert value("auroc", one_class) is None
