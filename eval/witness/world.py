@@ -214,7 +214,7 @@ def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
     return ClaimLabel.NOT_ENOUGH if arm in _MISSED.get(fact.situation, tuple(Arm)) else right
 
 
-class _Claim(NamedTuple):
+class _DrawnClaim(NamedTuple):
     trait: str
     place: str
     value: str
@@ -224,12 +224,12 @@ class _Claim(NamedTuple):
         return f"{self.place} {PROPERTIES[self.trait].words}"
 
 
-def claim_in(text: str) -> _Claim | None:
+def claim_in(text: str) -> _DrawnClaim | None:
     """Parses property, place and value of a claim; None if it is not of this world."""
     for name, one in PROPERTIES.items():
         # Must match the whole text: a sentence with anything more is not a claim of this world.
         if (found := one.read(text)) and found[0][2] == text.rstrip("."):
-            return _Claim(name, found[0][0], found[0][1])
+            return _DrawnClaim(name, found[0][0], found[0][1])
     return None
 
 
@@ -316,7 +316,7 @@ class _Reading:
         return [*self.values, *self.half, *self.names]
 
 
-def _read(claim: _Claim, documents: Sequence[str], more: Sequence[str] = ()) -> list[_Reading]:
+def _read(claim: _DrawnClaim, documents: Sequence[str], more: Sequence[str] = ()) -> list[_Reading]:
     """Reads documents with the nicknames that they explain, and those that more of them explain."""
     called = {
         text: [match for match in _CALLED.finditer(text) if match[2] == claim.place] for text in (*documents, *more)
@@ -339,7 +339,7 @@ def _read(claim: _Claim, documents: Sequence[str], more: Sequence[str] = ()) -> 
     return readings
 
 
-def _settled(claim: _Claim, documents: Sequence[str]) -> dict[str, Any]:
+def _settled(claim: _DrawnClaim, documents: Sequence[str]) -> dict[str, Any]:
     """The label by what documents state, and whether the publisher of one of them is enough."""
     readings = _read(claim, documents)
     values = {value for one in readings for value in one.values.values()}
@@ -350,7 +350,7 @@ def _settled(claim: _Claim, documents: Sequence[str]) -> dict[str, Any]:
     return {"label": "supported" if claim.value in values else "refuted", "enough": enough}
 
 
-def _weighed(claim: _Claim, evidence: list[str], new: str, wanted: set[str]) -> dict[str, Any]:
+def _weighed(claim: _DrawnClaim, evidence: list[str], new: str, wanted: set[str]) -> dict[str, Any]:
     (read,) = _read(claim, [new], evidence)
     useful = bool(read.quotes)
     answers = {
@@ -366,12 +366,12 @@ def _weighed(claim: _Claim, evidence: list[str], new: str, wanted: set[str]) -> 
     return {name: answers[name] for name in answers if name in wanted}
 
 
-def _further(claim: _Claim, documents: Sequence[str]) -> list[str]:
+def _further(claim: _DrawnClaim, documents: Sequence[str]) -> list[str]:
     """Returns further queries: if one guide states something, another may disagree."""
     return [f"{claim.query} guide"] if any(GUIDE in text for text in documents) else []
 
 
-def _classified(claim: _Claim, documents: list[str]) -> dict[str, Any]:
+def _classified(claim: _DrawnClaim, documents: list[str]) -> dict[str, Any]:
     readings = enumerate(_read(claim, documents), 1)
     quotes = [{"document": number, "quote": words} for number, one in readings for words in one.quotes]
     if quotes and chance_of("misquoted", claim.trait, claim.place) < MISQUOTED:
@@ -380,7 +380,7 @@ def _classified(claim: _Claim, documents: list[str]) -> dict[str, Any]:
     return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}
 
 
-def _worth(claim: _Claim, hit: str) -> int:
+def _worth(claim: _DrawnClaim, hit: str) -> int:
     """Ranks a result: best if it states a value, then if it explains a name or half states a value."""
     (read,) = _read(claim, [hit])
     # An unexplained nickname next to the place's own name may be the subject of the claim, so it is as good as a stated
