@@ -192,17 +192,11 @@ R = TypeVar("R", bound=Reply)
 VOICES = 3
 """Number of Miners, and of drafts of a reference."""
 PROMPTS = ("answerer", "examiner", "judge", "miner", "narrator", "refiner", "scorer", "senior")
-_PACKAGE = "eval.probe.prompts"
 
 
 def prompt_of(role: str) -> Prompt:
     """The prompt of a role."""
-    return load(_PACKAGE, role)
-
-
-def prompt_digests() -> dict[str, str]:
-    """Returns the digests of the probe's prompts, by id."""
-    return {prompt.id: prompt.digest for prompt in map(prompt_of, PROMPTS)}
+    return load("eval.probe.prompts", role)
 
 
 Shown = Frame | tuple[str, Mapping[str, str | int]]

@@ -81,9 +81,8 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     These are the memes whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes,
     and the same memes are drawn for every target.
     """
-    names = dict.fromkeys(name for one in mined for name in one.categories)
     left = {}
-    for name in names:
+    for name in {name for one in mined for name in one.categories}:
         memes = (one.meme for one in mined if name in one.categories)
         left[name] = set(sorted(memes, key=partial(drawn_rank, "cap", seed, name))[:most])
     return tuple(

@@ -21,7 +21,7 @@ from court.meme import Frame
 from court.ports import TextReader
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
-from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, prompt_digests
+from eval.probe.agents import BEGIN, PROMPTS, Category, ProbeModels, Subject, prompt_of
 from eval.probe.erasing import erase
 from eval.probe.folder import (
     MEMES,
@@ -92,7 +92,7 @@ async def probe(
                 controllers=plan.controllers,
                 models={one.name: one.model for one in every},
                 taxonomy=BEGIN,
-                prompts=prompt_digests(),
+                prompts={one.id: one.digest for one in map(prompt_of, PROMPTS)},
                 text_reader=reader.identity,
             )
         )
