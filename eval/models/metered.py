@@ -207,7 +207,7 @@ class _MeteredCalls(CachedModel):
                 self.usage.made.add(answer)
                 return answer
 
-        answer = await CachedModel._once(self, key, made, within_s, kind)
+        answer = await CachedModel._once(self, key, made, within_s=within_s, kind=kind)
         self.usage.all.add(answer)
         return answer
 
