@@ -4,14 +4,12 @@ A card holds no code and nothing is guessed: a value that no rule names is repor
 never becomes a label. :mod:`eval.datasets.card_split` reads memes by a card.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -257,7 +255,7 @@ class CardTask(CardModel):
             yield "court has to name every label as harmful or benign"
 
     @model_validator(mode="after")
-    def _consistent(self) -> CardTask:
+    def _consistent(self) -> Self:
         for fault in self._faults():
             raise ValueError(f"task {self.id}: {fault}")
         return self
@@ -299,7 +297,7 @@ class CardPublished(CardModel):
     """Reason why a comparison may be unfair."""
 
     @model_validator(mode="after")
-    def _shares(self) -> CardPublished:
+    def _shares(self) -> Self:
         for metric, value in self.figures.items():
             # Percentages would look a hundred times better beside shares.
             if value < 0 or (value > 1 and metric != _IN_LEVELS):
@@ -327,7 +325,7 @@ class DatasetCard(CardModel):
     """Published results of other systems, shown beside runs of the same task, split and protocol."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> DatasetCard:
+    def _consistent(self) -> Self:
         for fault in self._faults():
             raise ValueError(fault)
         return self
@@ -515,7 +513,7 @@ class DatasetCard(CardModel):
             for one in ("", *split.languages)
         )
 
-    def with_variant(self, variant: str) -> DatasetCard:
+    def with_variant(self, variant: str) -> Self:
         """The card with the labels of one jury. Raises BadRequest if it has no jury of this name."""
         offered = {one for task in self.tasks for one in task.juries}
         if variant not in offered:

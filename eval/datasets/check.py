@@ -1,7 +1,5 @@
 """Checks the files of a data set for faults: missing, damaged, duplicate, mislabelled, other than published."""
 
-from __future__ import annotations
-
 import asyncio
 from array import array
 from collections import Counter, defaultdict

@@ -16,8 +16,6 @@ A model without ``url`` is served here: ``--vllm`` starts a vLLM with it, in tur
 All other tables in the file are for the command that reads it.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

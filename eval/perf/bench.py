@@ -5,8 +5,6 @@ alternating turns so that a slowdown affects both. A goal is a bound on such a r
 seconds or on a rate per second, because those depend as much on what else the machine is doing.
 """
 
-from __future__ import annotations
-
 import operator
 import os
 import statistics
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,9 +46,9 @@ class Result:
         comparison, bound = self.goals[figure].split()
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
 
-    def __or__(self, other: Result) -> Result:
+    def __or__(self, other: Self) -> Self:
         """Joins the figures and goals of two parts of one benchmark."""
-        return Result({**self.figures, **other.figures}, {**self.goals, **other.goals})
+        return type(self)({**self.figures, **other.figures}, {**self.goals, **other.goals})
 
     @property
     def holds(self) -> bool:

@@ -7,8 +7,6 @@ last value counts. So the same client calls a service and a bare echo, at the sa
 it is stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

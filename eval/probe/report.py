@@ -5,8 +5,6 @@ Means and failure rates only cover scored answers; refused and unscored answers 
 in several, is drawn with all its scores.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,14 +5,12 @@ figures are what it prints with ``--json``. Tables and claims name figures by pa
 stage or in a file of published figures.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -153,7 +151,7 @@ class Paper(PaperPart):
     differs: tuple[dict[str, str], ...] = ()
     unread: dict[str, str] = Field(default_factory=dict)
 
-    def demonstrated(self) -> Paper:
+    def demonstrated(self) -> Self:
         """The paper on drawn data."""
         stages = [StageSpec.model_validate({**dict(one), "demo": {}, **one.demo}) for one in self.stages if one.demo]
         # Tables that nothing drawn is for have their published figures, and no figure of ours.

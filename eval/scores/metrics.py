@@ -4,14 +4,12 @@ Intervals are 95 %, by percentile bootstrap over memes; if the card names groups
 drawn, since memes of one group are not independent (Field & Welsh 2007).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -244,12 +242,12 @@ class Answers:
         answers = (one.prediction.said.get(self.task) for one in self.judged)
         return [None if answer is None else answer.labels for answer in answers]
 
-    def at(self, places: Sequence[int]) -> Answers:
+    def at(self, places: Sequence[int]) -> Self:
         """Returns the answers on some of the memes, in this order."""
         judged = tuple(self.judged[place] for place in places)
         return replace(self, judged=judged, arrays=self.arrays.at(np.array(places, dtype=np.int64)))
 
-    def where(self, wanted: Callable[[Judged], bool]) -> Answers:
+    def where(self, wanted: Callable[[Judged], bool]) -> Self:
         """Returns the answers on the memes that are wanted, which may be none."""
         return self.at([place for place, one in enumerate(self.judged) if wanted(one)])
 

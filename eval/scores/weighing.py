@@ -6,8 +6,6 @@ count against the label of their trial. No weight is negative. Inputs are scaled
 is better with it by more than chance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -177,7 +177,7 @@ def commit() -> str:
     # An installed package may lie in another project's repository, whose commit is irrelevant. Only tracked files count
     # as modified: results and notes beside the sources do not affect the session.
     ours = git("ls-files", "--error-unmatch", here.name)
-    return ours and git(*"describe --always --exclude=* --abbrev=40 --dirty=+".split())
+    return ours and git(*["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"])
 
 
 M = TypeVar("M", bound=SessionManifest)

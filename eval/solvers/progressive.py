@@ -4,12 +4,10 @@ The search is by the meme's text and the question. It stands outside the store o
 the witness's own replies.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from court.ports import ChatModel, ChatReply, ChatRequest, PrecedentFinder, ReplicatedModel
 from court.replies import Answer, UnusableReply, parse
@@ -38,7 +36,7 @@ class FetchingModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def pinned(self, key: str) -> FetchingModel:
+    def pinned(self, key: str) -> Self:
         """See :meth:`court.ports.ReplicatedModel.pinned`."""
         return replace(self, inner=cast(ReplicatedModel, self.inner).pinned(key))
 

@@ -5,8 +5,6 @@ work finds that translating first costs accuracy, since allusions and slang are 
 itself is the usual one, with the translation as the text in its record.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,14 +4,13 @@ A fault is written ``KIND[:SECONDS][@RATE]``, for example ``503``, ``429:2`` (wi
 (one call in ten is answered 1.5 s later), ``reset@0.02``. ``ok`` means no fault.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 
 class Kind(StrEnum):
@@ -68,7 +67,7 @@ class InjectedFault:
     """Share of the calls that it affects, in [0, 1]."""
 
     @classmethod
-    def parse(cls, text: str) -> InjectedFault:
+    def parse(cls, text: str) -> Self:
         """Parses a fault. Raises ValueError if the text is not a valid fault."""
         found = _WRITTEN.fullmatch(text.strip())
         # The word `status` is a value of Kind too, but gives no status code.

@@ -3,8 +3,6 @@
 A claim is answered like a question with two labels; intervals are 95 %, by percentile bootstrap over claims.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean

@@ -8,8 +8,6 @@ parses claim, results and documents from its messages and answers by what they s
 a share of the facts, chosen by digest. :func:`open_drawn` opens it with a corpus of the world's documents.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,8 @@
 """Battles: which models met, over which meme, and which one won."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +65,9 @@ class Battles:
             if not bool(((self.score >= 0) & (self.score <= 1)).all()):
                 raise ValueError("scores lie in [0, 1]")
 
-    def at(self, rows: Ints) -> Battles:
+    def at(self, rows: Ints) -> Self:
         """Returns the battles at some indices, which may repeat."""
-        return Battles(self.models, self.left[rows], self.right[rows], self.score[rows], meme=self.meme[rows])
+        return type(self)(self.models, self.left[rows], self.right[rows], self.score[rows], meme=self.meme[rows])
 
     def __len__(self) -> int:
         return int(self.left.size)
