@@ -76,7 +76,7 @@ class TaskFormulated(_Event):
     rounds: tuple[str, ...] = Field(min_length=1)
     """The question; several where they follow each other."""
     language: str = ""
-    """FollowUp for in the answers; BCP 47, empty where none is."""
+    """Asked for in the answers; BCP 47, empty where none is."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Groups that it belongs to, where it came with the set."""
     call: ReplyCost | None = None

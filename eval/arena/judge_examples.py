@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.errors import BadRequest
 from court.meme import Frame
 from court.prompts import Fence
+from eval.arena.agreement import judged_in
 from eval.arena.events import ArenaValue, Event, Judged
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.settings import ArenaSettings
@@ -135,7 +136,7 @@ def write_examples(
     if unknown := sorted({*hold_out}.difference(families.values())):
         there = ", ".join(sorted({*families.values()}))
         raise BadRequest(f"The arena has no family {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
-    judged = [e for e in events if isinstance(e, Judged) and e.study == "arena"]
+    judged = judged_in(events)
     ArenaFolder.require_memes((event.meme for event in judged), memes)
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
     drawn_from = sorted({event.meme for event in judged})

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from court.errors import BadRequest
-from eval.arena.agreement import battle_key, joint_scores
+from eval.arena.agreement import battle_key, joint_scores, judged_in
 from eval.arena.events import Event, FollowUp, Judged, LossExplained, NoReply, Wanted
 from eval.arena.folder import ArenaManifest
 from eval.arena.procedure import Questions
@@ -42,7 +42,7 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
 
     With an anchor that every model meets, only losses against it count; otherwise all.
     """
-    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    fought = judged_in(events)
     by_battle: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
     for event in fought:
         by_battle[battle_key(event)].append(event)

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from eval.arena.agreement import HumanVerdict, battle_key
-from eval.arena.events import ContextSimulated, FusionBegun, FusionRound, Judged, TaskFormulated
+from eval.arena.agreement import HumanVerdict, battle_key, judged_in
+from eval.arena.events import ContextSimulated, FusionBegun, FusionRound, TaskFormulated
 from eval.arena.folder import ArenaFolder
 from eval.arena.speakers import answers_of, rounds_of
 from eval.arena.words import Relevance
@@ -70,7 +70,7 @@ def _battles(root: Path) -> list[RatedItem]:
     questions = rounds_of(events)
     answers = answers_of(events)
     items = []
-    for battle in sorted({battle_key(e) for e in events if isinstance(e, Judged) and e.study == "arena"}):
+    for battle in sorted(set(map(battle_key, judged_in(events)))):
         models = [battle.one, battle.other]
         # By name, strong models could be the first ones.
         random.Random(f"order {battle}").shuffle(models)
