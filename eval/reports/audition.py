@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,15 +74,11 @@ class AuditionResult:
             for meme, (gold, _) in self.judged.items()
         )
 
-    def weighed(self, fewest: int | None = None) -> Weighing:
-        """Returns the weights that these memes give. Raises BadRequest if there are too few."""
-        return weigh(self.evidence, fewest=fewest)
-
     @cached_property
     def _together(self) -> Weighing | None:
         try:
             # So few drawn memes show a figure, and calibrate nothing.
-            return self.weighed(_FEW)
+            return weigh(self.evidence, fewest=_FEW)
         except BadRequest:
             return None
 
@@ -290,7 +286,7 @@ class AuditionResult:
 
         Raises BadRequest: There are too few memes, or the trials differ in what they were held with.
         """
-        weighing, found = self.weighed(), dict[str, Bound]()
+        weighing, found = weigh(self.evidence), dict[str, Bound]()
         for one in (record.opened for record in self.records.values()):
             bound = Bound.to(
                 models=one.versions.models,
@@ -354,11 +350,7 @@ class AuditionResult:
             yield f"failed: {word(check)}", self.failing(frozenset({check}))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all figures as values of JSON."""
-
-        def plain(value: Figure | float | None) -> Any:
-            return asdict(value) if isinstance(value, Figure) else value
-
+        """Returns all figures by name."""
         verdict, reasons = self.judgement
         together = self._together
         return {
@@ -366,8 +358,8 @@ class AuditionResult:
             "reasons": list(reasons),
             "unfit": {str(role): why for role, why in self.fit.items() if why},
             "lacks": list(self.lacks),
-            "measures": {name: plain(value) for name, value in self.measures()},
-            "auroc": {name: plain(value) for name, value in self.aurocs.items()},
+            "measures": dict(self.measures()),
+            "auroc": self.aurocs,
             "weights": None if together is None else {**together.weights, "checks": together.doubt},
             "unmoved": self.unmoved,
         }
@@ -421,25 +413,17 @@ def audition_sections(found: AuditionResult) -> tuple[list[str], list[Section]]:
     lead = [f"{', '.join(models)}: {verdict}.", *reasons]
     ways = {name: words for name, (words, _) in _JUDGES.items()}
     ways |= {COMPUTE: "as many single calls as the debate costs, majority", "all": "all together, cross-validated"}
-    auroc: Rows = (
-        ("what tells harmful memes apart", "AUROC", "minus the debate"),
-        *(
-            (
-                words,
-                figure(found.aurocs[name], ".2f"),
-                "" if name == "after" else figure(found.gain(name, "after"), ".2f"),
-            )
-            for name, words in ways.items()
-            if name in found.aurocs
-        ),
-    )
-    weights = found._together
-    notes = [] if weights is None else [_in_words(weights)]
+    auroc = [("what tells harmful memes apart", "AUROC", "minus the debate")]
+    for name, words in ways.items():
+        if name in found.aurocs:
+            beside = "" if name == "after" else figure(found.gain(name, "after"), ".2f")
+            auroc.append((words, figure(found.aurocs[name], ".2f"), beside))
+    notes = () if found._together is None else (_in_words(found._together),)
     measured: Rows = (("figure", "value"), *((name, figure(value, _form(value))) for name, value in found.measures()))
     roles: Rows = (("role", "judgement"), *((word(role), why or "fit") for role, why in found.fit.items()))
     lacks = found.lacks or ("nothing that a trial uses",)
     return lead, [
-        Section("ways", "What the debate is worth", auroc, notes=tuple(notes)),
+        Section("ways", "What the debate is worth", tuple(auroc), notes=notes),
         Section("measures", "Trials", measured),
         Section("roles", "Roles", roles, words=True),
         Section("lacks", "What the server lacks", lead=tuple(f"{one.capitalize()}." for one in lacks)),

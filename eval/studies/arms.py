@@ -126,7 +126,7 @@ def arms_named(
 ) -> tuple[Arm, ...]:
     """The arms of a study: the named ones (by default all that make a difference), and one per model or prompt set.
 
-    Raises BadRequest: There is no such arm, it makes no difference in this procedure, or two have the same name.
+    Raises BadRequest: There is no such arm or prompt set, it changes nothing in this procedure, or two share a name.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
     # Translating English texts wastes calls, and figures with leaks do not describe the court.
@@ -151,7 +151,12 @@ def arms_named(
         # Model names contain slashes and other characters that folder names must not.
         name = f"model-{_plain(role + model.model)}"[:100]
         arms.append(Arm(name=name, what=f"{whose} is played by {model.model}", models=(model,)))
-    arms += [_arm_of_prompts(place) for place in prompts]
+    for place in prompts:
+        found = open_set(place)
+        # An absolute path, as the study may be resumed from another working directory.
+        overlay = {"prompts": place if place.isdecimal() else str(Path(place).expanduser().resolve())}
+        what = f"models are asked in the words of {found.name} ({found.digest.removeprefix('sha256:')[:12]})"
+        arms.append(Arm(name=f"prompts-{_plain(found.name)}"[:100], what=what, overlay=overlay))
     arms += [
         Arm(name=f"policy-{_plain(each.stem)}"[:100], what=f"the policy is {each.name}", policy=str(each.resolve()))
         for each in policies
@@ -169,16 +174,6 @@ def arms_named(
 
 def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", name)
-
-
-def _arm_of_prompts(place: str) -> Arm:
-    """An arm with another set of prompts. Raises BadRequest if the set is invalid."""
-    found = open_set(place)
-    plain = _plain(found.name)
-    # An absolute path, as the study may be resumed from another working directory.
-    named = place if place.isdecimal() else str(Path(place).expanduser().resolve())
-    what = f"models are asked in the words of {found.name} ({found.digest.removeprefix('sha256:')[:12]})"
-    return Arm(name=f"prompts-{plain}"[:100], what=what, overlay={"prompts": named})
 
 
 class StudyManifest(JudgingSpec, SessionManifest):
@@ -292,7 +287,8 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
             place = _LIBRARIES.get(arm.control, LIBRARY)
             if place not in libraries:
                 # Prepared when an arm first needs it: resuming a study with one unfinished arm prepares one.
-                libraries[place] = await _prepared(study, arm, place, progress=progress)
+                controlled = replace(study.plan, control=arm.control)
+                libraries[place] = await _prepared(controlled, study.plan.out / place, progress)
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)
                 own = own.model_copy(update={"llm": llm})
@@ -341,8 +337,7 @@ def _tokens_spent(full: RunFolder) -> dict[str, int]:
     """
     spent = {one.meme: one.cost.tokens_in + one.cost.tokens_out for one in full.predictions()}
     known = [tokens for tokens in spent.values() if tokens]
-    # A failed trial may have no recorded tokens; the mean of the others estimates what it would have
-    # used.
+    # A failed trial may have no recorded tokens; the mean of the others estimates what it would have used.
     mean = sum(known) // len(known) if known else 0
     return {meme: tokens or mean for meme, tokens in spent.items()}
 
@@ -350,15 +345,13 @@ def _tokens_spent(full: RunFolder) -> dict[str, int]:
 def settings_of(settings: Settings, arm: Arm) -> Settings:
     """The settings of an arm. Raises BadRequest: The overlay has an unknown trial setting, or an invalid value."""
     try:
-        # Validated again: the overlay comes from a file or a command line, and `model_copy` accepts any
-        # value.
+        # Validated again: the overlay comes from a file or a command line, and `model_copy` accepts any value.
         trial = TrialSettings.model_validate({**settings.trial.model_dump(), **arm.overlay})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise BadRequest(f"The arm {arm.name} can't be held: {faults}.", reason="BAD_SETTINGS") from None
     llm = settings.llm
     for other in arm.models:
-        # Applied in turn, so that an arm may name a model for each of several roles.
         llm = _with_model(llm, other)
     if arm.temperature is not None:
         warmer = {"temperature": arm.temperature}
@@ -372,7 +365,13 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     # A key must only be sent to the server that it belongs to.
     named: dict[str, Any] = {"model": other.model}
     if other.url:
-        named |= {"url": _urls_of(other.url, "with-model"), "api_key": None}
+        try:
+            # Validated like an address in the settings.
+            urls = RoleSettings.model_validate({"url": other.url}).url
+        except ValidationError as error:
+            fault = error.errors()[0]["msg"]
+            raise BadRequest(f"{other.url} is no model server: {fault}.", field="with-model") from None
+        named |= {"url": urls, "api_key": None}
     if other.role == "all":
         # Roles keep their call settings, but not their own model, server or key.
         roles = {
@@ -390,21 +389,10 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     return llm.model_copy(update={"roles": {**llm.roles, other.role: own}})
 
 
-def _urls_of(text: str, option: str) -> tuple[str, ...] | None:
-    """Parses comma-separated addresses of one model's servers. Raises BadRequest if one is malformed."""
-    try:
-        # Validated like an address in the settings.
-        return RoleSettings.model_validate({"url": text}).url
-    except ValidationError as error:
-        raise BadRequest(f"{text} is no model server: {error.errors()[0]['msg']}.", field=option) from None
-
-
-async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) -> Path:
-    """Folder, of this name, of the precedents of an arm; built once, then reused."""
-    plan = replace(study.plan, control=arm.control)
+async def _prepared(plan: Plan, root: Path, progress: Progress) -> Path:
+    """Folder of the precedents of an arm; built once, then reused."""
     chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
     read = await asyncio.to_thread(read_split, plan.dataset, plan.data, plan.split, choose=chosen)
     material = Material(read.memes, read.pictures, read.files)
     encoder = await asyncio.to_thread(load_encoder_for, None, plan.settings.encoder)
-    prepared = await prepare_library(plan, plan.out / name, material, encoder=encoder, progress=progress)
-    return prepared.library.root
+    return (await prepare_library(plan, root, material, encoder=encoder, progress=progress)).library.root
