@@ -18,16 +18,7 @@ from eval.arena.run import Ask, run
 from eval.arena.settings import arena_settings
 from eval.arena.words import Row
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
-from eval.commands.options import (
-    Shown,
-    command_line,
-    confirm,
-    json_option,
-    run_watched,
-    show_answer,
-    words_in,
-    write_answer,
-)
+from eval.commands.options import Shown, command_line, confirm, run_watched, shows_sections, words_in, write_answer
 from eval.commands.rating import rate_arena
 from eval.commands.sampled import chosen_models, sampled_options, samples_of
 from eval.commands.task_sets import tasks
@@ -69,9 +60,9 @@ PAGE = "leaderboard.html"
     help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
 )
 @click.option("--yes", is_flag=True, help="Begin without asking in a terminal to confirm the number of calls.")
-@json_option
+@shows_sections(page=False)
 @click.pass_context
-def arena(context: click.Context, /, **options: Any) -> None:
+def arena(context: click.Context, /, **options: Any) -> Shown | None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
 
     For each meme a controller invents three people, each of whom asks a question; every target answers all questions.
@@ -83,7 +74,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     Exit code: 0 if the arena is complete, 1 if it could not continue, 130 if it was interrupted.
     """
     if context.invoked_subcommand is not None:
-        return
+        return None
 
     out: Path = options["out"]
     # Before any model is asked: the error further down would come after all calls are paid for.
@@ -107,7 +98,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
             write_answer(_shown(one, folder), folder / PAGE)
         repeats, ahead, section = combine_repeats(boards)
         figures = {**asdict(repeats), "ahead": ahead, "repeats": [board.figures for board in boards]}
-        answer = Shown(
+        return Shown(
             title="Leaderboard over repeats",
             lead=repeats.lead,
             sections=[section],
@@ -116,12 +107,9 @@ def arena(context: click.Context, /, **options: Any) -> None:
             links=_links(out),
             end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
         )
-    else:
-        board, keys = leaderboard(out, humans), words_in(options["by"])
-        # Most reports have no groups, and reading all events of a large arena takes a while.
-        groups = boards_by(board.manifest, ArenaFolder(out).events(), keys) if keys else []
-        answer = _shown(board, out, groups)
-    show_answer(answer, html=None, as_json=options["as_json"])
+    board, keys = leaderboard(out, humans), words_in(options["by"])
+    # Most reports have no groups, and reading all events of a large arena takes a while.
+    return _shown(board, out, boards_by(board.manifest, ArenaFolder(out).events(), keys) if keys else [])
 
 
 for follow_up in (tasks, rate_arena, explain, detect_memes, export_judge, distil_check, difficulty):

@@ -66,8 +66,6 @@ def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
     of_data = {**flags_of(JudgingSpec), **flags_of(TableWords)}
     if not labelled and (named := [of_data[name] for name in of_data if name != "text_only" and options.get(name)]):
         raise click.UsageError(f"{named[0]} goes with --data.")
-    if labelled and options["dataset"] is None and options["data"].is_dir():
-        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
     if labelled:
         own = with_table(options)
     else:

@@ -83,20 +83,7 @@ class Shown:
     links: Sequence[tuple[str, str]] = ()
     end: Sequence[str] = ()
     """Lines below the sections, in a terminal alone."""
-
-
-def show_answer(answer: Shown, *, html: Path | None, as_json: bool) -> None:
-    """Writes sections as a page where one is wanted, and shows them in the terminal, or their figures as JSON.
-
-    Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
-    """
-    if page := html or answer.page:
-        write_answer(answer, page)
-    if as_json:
-        click.echo(json.dumps(answer.figures, default=asdict))
-        return
-    end = answer.end or ([f"{answer.page} shows it."] if answer.page else [])
-    click.echo("\n".join([as_text(answer.lead, answer.sections), *end]))
+    exit_code: int = 0
 
 
 def write_answer(answer: Shown, page: Path) -> None:
@@ -111,8 +98,14 @@ def shows_sections(*, page: bool = True) -> Callable[[Callable[..., Shown | None
     def decorate(command: Callable[..., Shown | None]) -> Callable[..., None]:
         @wraps(command)
         def shown(*arguments: Any, as_json: bool, html: Path | None = None, **options: Any) -> None:
-            if (answer := command(*arguments, **options)) is not None:
-                show_answer(answer, html=html, as_json=as_json)
+            if (answer := command(*arguments, **options)) is None:
+                return
+            if page := html or answer.page:
+                write_answer(answer, page)
+            end = answer.end or ([f"{answer.page} shows it."] if answer.page else [])
+            text = "\n".join([as_text(answer.lead, answer.sections), *end])
+            click.echo(json.dumps(answer.figures, default=asdict) if as_json else text)
+            click.get_current_context().exit(answer.exit_code)
 
         return with_options(*([html_option] if page else []), json_option)(shown)
 
@@ -356,16 +349,18 @@ def refuse_table_words(options: Mapping[str, Any]) -> None:
 
 
 def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none if it is a directory.
+    """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none with ``--dataset``.
 
     Raises:
         BadRequest: The table can't be read.
         click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
     """
     data = options["data"]
-    if options.get("dataset") or data is None or data.is_dir():
+    if options["dataset"]:
         refuse_table_words(options)
         return {}
+    if data.is_dir():
+        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
     table = table_of(options)
     card, share = table.card, options["test_share"]
     if share is not None:

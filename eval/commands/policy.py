@@ -12,15 +12,7 @@ from court.display import word
 from court.events import Role
 from court.policy import Policy
 from court.record import TrialState
-from eval.commands.options import (
-    CourtOptions,
-    Shown,
-    json_option,
-    patience_option,
-    run_watched,
-    show_answer,
-    shows_sections,
-)
+from eval.commands.options import CourtOptions, Shown, patience_option, run_watched, shows_sections
 from eval.models.metered import CallBudget
 from eval.replay.replay import UnderPolicy, under_policy
 from eval.reports.sections import Section
@@ -67,9 +59,8 @@ def policy() -> None:
 @_court
 @_most_calls
 @patience_option
-@json_option
-@click.pass_context
-def test(context: click.Context, /, file: Path, out: Path, against: Path | None, as_json: bool, **options: Any) -> None:
+@shows_sections(page=False)
+def test(file: Path, out: Path, against: Path | None, **options: Any) -> Shown:
     """Tries the examples of each clause by a full trial without precedents.
 
     A gap is a forbidden example that no clause catches. A clause is too wide if it catches what it allows, and dead if
@@ -101,9 +92,8 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
         figures |= {"pairs": len(opposite), "pairs_right": read}
         share = figure(wilson(read, len(opposite)))
         lead.insert(1, f"{len(opposite):,} contradictory pairs, right under both policies: {share}.")
-    answer = Shown(title=f"Policy {own.id}", lead=lead, sections=sections, figures=figures)
-    show_answer(answer, html=None, as_json=as_json)
-    context.exit(0 if figures["passed"] and read == len(opposite) else EXIT_WRONG)
+    code = 0 if figures["passed"] and read == len(opposite) else EXIT_WRONG
+    return Shown(title=f"Policy {own.id}", lead=lead, sections=sections, figures=figures, exit_code=code)
 
 
 def _findings(own: Policy, judged: Sequence[Example]) -> tuple[dict[str, Any], list[str], list[Section]]:

@@ -9,17 +9,7 @@ import click
 
 from court.backends.ocr.reader import rapidocr_reader
 from court.meme import LIMITS
-from eval.commands.options import (
-    Shown,
-    command_line,
-    json_option,
-    run_watched,
-    say,
-    show_answer,
-    shows_sections,
-    take_published,
-    write_answer,
-)
+from eval.commands.options import Shown, command_line, run_watched, say, shows_sections, take_published, write_answer
 from eval.commands.rating import rate_probe
 from eval.commands.sampled import chosen_models, sampled_options, samples_of, threshold_option
 from eval.models.open import opened_models, read_models
@@ -70,9 +60,9 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="Values of AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category. Options that you "
     "name take precedence.",
 )
-@json_option
+@shows_sections(page=False)
 @click.pass_context
-def probe(context: click.Context, /, **options: Any) -> None:
+def probe(context: click.Context, /, **options: Any) -> Shown | None:
     """Finds harmful memes that a model does not understand, and searches for more by rewriting them.
 
     Memes of a data set are sorted into kinds of harm. The target explains each; the controllers score that against a
@@ -87,7 +77,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
     Exit code: 0 if the probe is complete, 1 if it could not continue, 130 if it was interrupted.
     """
     if context.invoked_subcommand is not None:
-        return
+        return None
 
     take_published(context, options, AS_PUBLISHED)
     if options["only_report"]:
@@ -104,20 +94,19 @@ def probe(context: click.Context, /, **options: Any) -> None:
     # By what lies there and not by --repeats, which nobody gives with --report.
     folders = repeats_in(out)
     reports = [read_report(folder, threshold=options["threshold"]) for folder in folders or (out,)]
-    answer = _answer(reports[0], out)
-    if folders:
-        for report, folder in zip(reports, folders, strict=True):
-            write_answer(_answer(report, folder), folder / PAGE)
-        repeated, section = repeated_probe(reports)
-        answer = Shown(
-            title=f"{reports[0].title} over repeats",
-            lead=repeated.lead,
-            sections=[section],
-            figures={**asdict(repeated), "repeats": [report.figures for report in reports]},
-            page=out / PAGE,
-            end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
-        )
-    show_answer(answer, html=None, as_json=options["as_json"])
+    if not folders:
+        return _answer(reports[0], out)
+    for report, folder in zip(reports, folders, strict=True):
+        write_answer(_answer(report, folder), folder / PAGE)
+    repeated, section = repeated_probe(reports)
+    return Shown(
+        title=f"{reports[0].title} over repeats",
+        lead=repeated.lead,
+        sections=[section],
+        figures={**asdict(repeated), "repeats": [report.figures for report in reports]},
+        page=out / PAGE,
+        end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
+    )
 
 
 @probe.command()

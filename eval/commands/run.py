@@ -62,8 +62,6 @@ def run(**options: Any) -> Shown:
 
 
 def _planned(options: dict[str, Any]) -> Plan:
-    if options["dataset"] is None and options["data"].is_dir():
-        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
     plan = plan_of(options, **with_table(options))
     if plan.ray_workers and not plan.ray:
         raise click.UsageError("--ray-workers goes with --ray.")
