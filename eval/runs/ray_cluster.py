@@ -196,8 +196,10 @@ class Cluster:
             yield (solver := ClusterSolver(local, partial(judge.remote, parts, store), self.workers, self.each))
         finally:
             # Also where the run was aborted: workers must not go on making calls.
-            for actor in (*(solver.workers.values() if solver else ()), *filter(None, (store,))):
-                ray.kill(actor)
+            if solver is not None:
+                solver.stop()
+            if store is not None:
+                ray.kill(store)
 
 
 class ClusterSolver(Solver):
@@ -205,12 +207,22 @@ class ClusterSolver(Solver):
 
     def __init__(self, local: TrialSolver, start: Callable[[], Any], workers: int, each: int) -> None:
         self._local, self._start, self._each = local, start, each
-        self.workers: dict[int, Any] = {}
+        self._workers: dict[int, Any] = {}
         # Memes that each worker with an open court is trying.
         self._load: dict[int, int] = {}
         self._changed = asyncio.Event()
         self._fault: Unavailable | None = None
         self._opening = {asyncio.create_task(self._open(place)) for place in range(workers)}
+
+    def stop(self) -> None:
+        """Ends all workers, those that are opening too."""
+        import ray
+
+        # First: one that is killed while it opens would have another started in its place.
+        for opening in self._opening:
+            opening.cancel()
+        for worker in self._workers.values():
+            ray.kill(worker)
 
     @override
     def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
@@ -242,8 +254,6 @@ class ClusterSolver(Solver):
 
     async def _judged(self, task: JudgeTask) -> TaskResult | None:
         """Has a meme tried; None if the worker died. Raises Unavailable: A worker can't judge."""
-        from ray.exceptions import RayActorError
-
         free: list[int] = []
         while not free:
             # Of any worker: it would be the fault of the run's machine, or of a node that has another court.
@@ -254,32 +264,35 @@ class ClusterSolver(Solver):
                 self._changed.clear()
                 await self._changed.wait()
         place = min(free, key=self._load.__getitem__)
-        worker = self.workers[place]
+        worker = self._workers[place]
         self._load[place] += 1
         try:
             return await _answer(worker.judge.remote(task))  # type: ignore[no-any-return]
-        except RayActorError:
+        except _deaths():
             # One of the memes that it was trying has another started in its place, perhaps on another node.
-            if self.workers[place] is worker and self._load.pop(place, None) is not None:
+            if self._workers[place] is worker and self._load.pop(place, None) is not None:
                 self._opening.add(asyncio.create_task(self._open(place)))
             return None
         except Exception as error:
             raise _cant_judge(error) from None
         finally:
-            if self.workers[place] is worker and place in self._load:
+            if self._workers[place] is worker and place in self._load:
                 self._load[place] -= 1
             self._changed.set()
 
     async def _open(self, place: int) -> None:
         """Starts a worker, and has memes sent to it once its court is open."""
-        from ray.exceptions import RayActorError
+        import ray
 
         fault = None
         for _ in range(_TRIES):
-            self.workers[place] = self._start()
             try:
-                await _answer(self.workers[place].open.remote())
-            except RayActorError as error:
+                if place in self._workers:
+                    # One that only seemed dead would go on making calls, and keep the processor of its successor.
+                    ray.kill(self._workers[place])
+                self._workers[place] = self._start()
+                await _answer(self._workers[place].open.remote())
+            except _deaths() as error:
                 fault = _cant_judge(error)  # it died
             except Exception as error:
                 fault = _cant_judge(error)
@@ -289,6 +302,13 @@ class ClusterSolver(Solver):
                 break
         self._fault = self._fault or fault
         self._changed.set()
+
+
+def _deaths() -> tuple[type[Exception], ...]:
+    """Errors of a worker that died, or of an answer that was lost with its node."""
+    from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+
+    return ObjectLostError, OutOfMemoryError, RayActorError
 
 
 def _cant_judge(error: Exception) -> Unavailable:

@@ -1,5 +1,6 @@
 """Tests of the Ray code that needs no cluster: connection errors, and memes sent to workers."""
 
+import asyncio
 import importlib.util
 import pickle
 import socket
@@ -93,14 +94,25 @@ class Worker:
         return answer
 
 
-async def solved(docket, *workers, record=None):
-    local = SimpleNamespace(stored=SimpleNamespace(executor=SimpleNamespace(docket=docket)))
+@pytest.fixture
+def killed(monkeypatch):
+    """Workers that were killed, in order."""
+    ray, killed = pytest.importorskip("ray"), []
+    monkeypatch.setattr(ray, "kill", killed.append)
+    return killed
 
+
+def cluster_of(start, docket=None):
+    local = SimpleNamespace(stored=SimpleNamespace(executor=SimpleNamespace(docket=docket)))
+    return ClusterSolver(local, start, 1, 1)
+
+
+async def solved(docket, *workers, record=None):
     async def picture():
         return b"picture"
 
     starts = partial(next, iter(workers))
-    return await ClusterSolver(local, starts, 1, 1).solve(MemeItem(meme("a", True), picture), record)
+    return await cluster_of(starts, docket).solve(MemeItem(meme("a", True), picture), record)
 
 
 async def test_trial_of_a_worker_is_stored_before_its_prediction_is_used(tmp_path, record):
@@ -113,17 +125,46 @@ async def test_trial_of_a_worker_is_stored_before_its_prediction_is_used(tmp_pat
     assert worker.asked == [JudgeTask(meme("a", True), b"picture")]
 
 
-async def test_meme_of_a_dead_worker_is_sent_to_another_until_too_many_died(tmp_path):
-    pytest.importorskip("ray")
-    from ray.exceptions import RayActorError
+async def test_meme_of_a_dead_worker_is_sent_to_another_until_too_many_died(tmp_path, killed):
+    from ray.exceptions import ActorUnavailableError, ObjectLostError, OutOfMemoryError, RayActorError
 
     tried = Tried(Prediction(meme="a", outcome=Outcome.HARMFUL))
-    dead = [Worker(opens=[RayActorError()]), *(Worker(RayActorError()) for _ in range(5))]
+    lost = [
+        ActorUnavailableError("lost", None),
+        ObjectLostError("", None, ""),
+        OutOfMemoryError("full"),
+        RayActorError(),
+    ]
+    dead = [Worker(opens=[OutOfMemoryError("full")]), *(Worker(error) for error in (*lost, RayActorError()))]
     async with opened_docket(tmp_path / "docket.sqlite") as docket:
         assert await solved(docket, *dead[:5], Worker(TaskResult(tried))) is tried
+        # Also those that may only seem dead: they would go on beside the one in their place.
+        assert killed == dead[:5]
         with pytest.raises(Unavailable, match="trying a died 5 times") as error:
             await solved(docket, *dead, *dead)
     assert error.value.reason == "WORKERS_DIE"
+
+
+async def test_stopped_worker_that_was_opening_is_not_replaced(killed):
+    opening, started = asyncio.Event(), []
+
+    def start():
+        started.append(SimpleNamespace(open=SimpleNamespace(remote=opening.wait)))
+        return started[-1]
+
+    cluster = cluster_of(start)
+    await asyncio.sleep(0)
+    cluster.stop()
+    opening.set()
+    await asyncio.sleep(0.01)
+    assert killed == started and len(started) == 1
+
+
+async def test_worker_that_cannot_be_started_ends_the_run():
+    pytest.importorskip("ray")
+    with pytest.raises(Unavailable, match="could not go on") as error:
+        await asyncio.wait_for(solved(None), 10)  # there is none to start
+    assert error.value.reason == "RAY_FAILED"
 
 
 @pytest.mark.parametrize("at", ["judging", "opening"])
