@@ -76,7 +76,7 @@ def _shown(plan: Plan) -> Shown:
     lead: list[str] = []
     rows = [("protocol", "figures", "accuracy", "macro-F1")]
     # One protocol may leave nothing to score of a small sample while the others have figures.
-    for protocol in results.protocols:
+    for protocol in plan.protocols:
         try:
             cards[protocol] = card = task_card(results, protocol)
         except CourtError as error:

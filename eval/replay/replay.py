@@ -80,7 +80,7 @@ _COMPARED: Mapping[type[Event], Mapping[str, Callable[[Any], object]]] = {
     TextRead: {"text": lambda it: it.text},
     Described: {"description": lambda it: it.description},
     PrecedentsCited: {
-        "precedents' vote": lambda it: it.vote and [it.vote.harmful, it.vote.voters, it.vote.probability]
+        "precedents' vote": lambda it: it.vote and [f"{it.vote.harmful} of {it.vote.voters}", it.vote.probability]
     },
     GuardHeard: {
         "guard's opinion": lambda it: it.failure if it.harmful is None else "harmful" if it.harmful else "not harmful",
@@ -133,7 +133,8 @@ def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
                 "id": event.question.id if isinstance(event, QuestionRuled) else "",
             }
             for name, value in fields.items():
-                found[name.format(**parts)] = (event.seq, _in_words(value(event)))
+                # A summary trial has no rounds.
+                found[name.format(**parts).removesuffix(", round 0")] = (event.seq, _in_words(value(event)))
     return found
 
 

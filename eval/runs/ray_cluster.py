@@ -374,7 +374,7 @@ class _CallsAtDriver(CallCache):
         try:
             return await _answer(ref)
         except RayActorError:
-            why = "The process that keeps calls is gone from the machine of the run. Take the run up again."
+            why = "The process that keeps calls is gone from the machine of the run. The same command goes on."
             raise CallsError(why) from None
 
 

@@ -17,6 +17,7 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.digests import digest
 from court.errors import BadRequest
 from court.events import Procedure
+from court.policy import DEFAULT_POLICY, Policy
 from court.trial import Court
 from eval.datasets.card import SplitRole
 from eval.datasets.read import require_examples
@@ -147,10 +148,20 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
 
 def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, material: Material) -> None:
     """Compares a resumed run with its manifest before anything is loaded. Raises BadRequest with all differences."""
-    # Of a run whose memes are all judged, too: a model that is named in vain must not pass for the one that was asked.
+    # Of a run whose memes are all judged, too: what is named in vain must not pass for what was asked, and how.
     named = {role: model for role, model in models_named(plan).items() if role in begun.models and not plan.vllm}
     models = begun.models | named
-    now = begun.model_copy(update={**dict(plan.spec), "data": dict(material.files), "models": models})
+    court = plan.settings
+    # An audition alone may change a setting, and a set of prompts has a name only once it is open.
+    free = {"prompts", "probes"} if court.audition else {"prompts"}
+    trial = court.trial.model_dump(mode="json", include=begun.settings.keys() - free)
+    own = {
+        "data": dict(material.files),
+        "models": models,
+        "settings": begun.settings | trial,
+        "policy": (Policy.load(court.policy) if court.policy else DEFAULT_POLICY).digest,
+    }
+    now = begun.model_copy(update={**dict(plan.spec), **own})
     differ = begun.differences(now, folder.changes)
     # Same files but other memes: another version reads them differently, and the halves would not match. Templates are
     # computed when a run starts, not read from the data set.

@@ -171,6 +171,15 @@ def test_summary_score_is_computed_again():
     assert set(differing_fields(with_altered_event(record, "VerdictGiven", verdict=verdict))) == {"score"}
 
 
+def test_differences_of_a_summary_trial_name_no_round_and_count_its_voters():
+    record = load_record("summary-harmful")
+    argued = with_altered_event(record, "Summarised", justification="Because.")
+    assert differing_fields(argued).keys() == {"Defender's justification"}
+    vote = record.precedents.vote.model_copy(update={"harmful": 0})
+    was, now = differing_fields(with_altered_event(record, "PrecedentsCited", vote=vote))["precedents' vote"]
+    assert was.startswith("0 of 5, ") and now.startswith("5 of 5, ")
+
+
 # Matching replies to calls
 
 

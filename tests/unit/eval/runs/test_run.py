@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
@@ -391,20 +392,26 @@ def lose_lines(folder):
             {"trial": {"alpha": 0.25, "tally": 9}},
             ["settings alpha (was nothing, is 0.25)", "settings tally (was 25, is 9)"],
         ),
+        ({"policy": "policy.toml"}, ["policy (was "]),
     ],
-    ids=["sample", "procedure", "control", "settings"],
+    ids=["sample", "procedure", "control", "settings", "policy"],
 )
-def test_run_is_not_resumed_with_changed_options(run_copy, home, data, change, differences):
-    lose_lines(run_copy)
-    change = dict(change)
-    trial = TrialSettings(**change.pop("trial", {}))
-    plan = a_plan(home, data, run_copy.root, settings=Settings(home=home, picture_workers=1, trial=trial), **change)
+@pytest.mark.parametrize("lose", [lambda _: None, lose_lines], ids=["finished", "unfinished"])
+def test_run_is_not_resumed_with_changed_options(run_copy, home, data, tmp_path, lose, change, differences):
+    lose(run_copy)
+    predictions, change = run_copy.predictions(), dict(change)
+    court = {"trial": TrialSettings(**change.pop("trial", {}))}
+    if "policy" in change:
+        court["policy"] = tmp_path / change.pop("policy")
+        default = files("court.policies").joinpath("default.toml").read_text("utf-8")
+        court["policy"].write_text(default.replace('version = "1"', 'version = "2"'))
+    plan = a_plan(home, data, run_copy.root, settings=Settings(home=home, picture_workers=1, **court), **change)
     with pytest.raises(BadRequest) as caught:
         run_plan(plan)
     assert caught.value.reason == RUN_DIFFERS
     for difference in differences:
         assert difference in caught.value.message
-    assert len(run_copy.predictions()) == 2
+    assert run_copy.predictions() == predictions
 
 
 def test_run_is_not_resumed_with_a_changed_data_file(run_copy, home, data, tmp_path):
@@ -592,9 +599,10 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
     assert "majority" in first.stdout and f"{out} holds the run" in first.stdout
     assert RunFolder(out).manifest().settings["alpha"] == 0.5
     judged = RunFolder(out).predictions()
-    resumed = command(home, *arguments, "--json")
+    resumed = command(home, *arguments, "--protocol", "merged", "--json")
     assert resumed.exit_code == 0, resumed.output
-    assert json.loads(resumed.stdout)["cards"]["merged"]["n"] == 4
+    cards = json.loads(resumed.stdout)["cards"]
+    assert cards.keys() == {"merged"} and cards["merged"]["n"] == 4
     # Another run is not written over the first.
     other = command(home, *arguments, "--seed", 3)
     assert other.exit_code == 1 and "seed (was 0, is 3)" in other.output
