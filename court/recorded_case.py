@@ -40,8 +40,9 @@ class RecordedCase:
         own = {name: value for name, value in known if name in TrialSettings.model_fields}
         try:
             return TrialSettings.model_validate(own)
-        except ValidationError:
-            raise NotOnRecord("The record's settings are none that a trial could have been held with.") from None
+        except ValidationError as error:
+            names = ", ".join(str(fault["loc"][0]) for fault in error.errors() if fault["loc"]) or "together"
+            raise NotOnRecord(f"The record's settings are none that a trial could be held with: {names}.") from None
 
     @property
     def policy(self) -> Policy:

@@ -18,6 +18,7 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
+from court.prompts.sets import open_set
 from court.trial import Court
 from eval.datasets.card import SplitRole
 from eval.datasets.read import require_examples
@@ -152,13 +153,12 @@ def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, ma
     named = {role: model for role, model in models_named(plan).items() if role in begun.models and not plan.vllm}
     models = begun.models | named
     court = plan.settings
-    # An audition alone may change a setting, and a set of prompts has a name only once it is open.
-    free = {"prompts", "probes"} if court.audition else {"prompts"}
-    trial = court.trial.model_dump(mode="json", include=begun.settings.keys() - free)
+    # An audition may change one setting.
+    trial = court.trial.model_dump(mode="json", include=begun.settings.keys() - ({"probes"} if court.audition else ()))
     own = {
         "data": dict(material.files),
         "models": models,
-        "settings": begun.settings | trial,
+        "settings": begun.settings | trial | {"prompts": open_set(court.trial.prompts).name},
         "policy": (Policy.load(court.policy) if court.policy else DEFAULT_POLICY).digest,
     }
     now = begun.model_copy(update={**dict(plan.spec), **own})

@@ -177,7 +177,7 @@ def test_differences_of_a_summary_trial_name_no_round_and_count_its_voters():
     assert differing_fields(argued).keys() == {"Defender's justification"}
     vote = record.precedents.vote.model_copy(update={"harmful": 0})
     was, now = differing_fields(with_altered_event(record, "PrecedentsCited", vote=vote))["precedents' vote"]
-    assert was.startswith("0 of 5, ") and now.startswith("5 of 5, ")
+    assert was.startswith("0 of 5, ") and now.startswith("4 of 5, ")
 
 
 # Matching replies to calls
@@ -266,7 +266,7 @@ def test_removed_values_of_settings_are_not_replayable():
     record = load_record("full-harmful")
     opened = record.opened.model_copy(update={"settings": {**record.opened.settings, "query": "stars"}})
     found = run_replay(TrialRecord.of([opened, *record.events[1:]]))
-    assert "settings are none that a trial could have been held with" in found.obstacle
+    assert found.obstacle.endswith("a trial could be held with: query.")
 
 
 # The command

@@ -389,8 +389,8 @@ def lose_lines(folder):
         ({"procedure": happened.Procedure.FULL}, ["procedure (was SUMMARY, is FULL)"]),
         ({"control": "random precedents"}, ["control (was nothing, is random precedents)"]),
         (
-            {"trial": {"alpha": 0.25, "tally": 9}},
-            ["settings alpha (was nothing, is 0.25)", "settings tally (was 25, is 9)"],
+            {"trial": {"alpha": 0.25, "tally": 9, "prompts": "2"}},
+            ["settings alpha (was nothing, is 0.25)", "settings tally (was 25, is 9)", "settings prompts (was "],
         ),
         ({"policy": "policy.toml"}, ["policy (was "]),
     ],
