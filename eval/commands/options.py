@@ -388,7 +388,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
         ),
         spec_options(
             Circumstances,
-            *("data", "out", "concurrency", "allow_missing"),
+            *("data", "out", "concurrency", "calls", "allow_missing"),
             data=required,
             out={"required": True, "metavar": "STUDY"},
         ),

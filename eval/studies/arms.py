@@ -3,7 +3,8 @@
 ::
 
     STUDY/study.json          description of the study and its arms (:class:`StudyManifest`)
-    STUDY/calls.sqlite        model replies shared by all arms: calls that arms have in common are made once
+    STUDY/calls.sqlite        model replies shared by all arms, unless another store is named: what they have in common
+                              is called once
     STUDY/library/            precedents of all arms except those with shuffled labels or leaks
     STUDY/ARM/                a run (:mod:`eval.runs.results`)
 
@@ -298,7 +299,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
                 name=arm.name,
                 settings=own,
                 # One store for all arms: calls that they have in common are made once.
-                calls=study.plan.out / CALLS,
+                calls=study.plan.calls or study.plan.out / CALLS,
                 library=libraries[place],
                 control=arm.control,
                 comparator=arm.comparator,

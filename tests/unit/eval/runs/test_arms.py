@@ -108,6 +108,15 @@ def test_arms_can_be_added_but_other_settings_are_refused(tmp_path, data, model)
 
 
 @pytest.mark.slow
+def test_studies_may_share_a_store_of_calls(tmp_path, data, model):
+    changes = {"limit": 2, "calls": tmp_path / "calls.sqlite", "settings": settings(tmp_path / "home", overlap=False)}
+    asyncio.run(run_study(study(tmp_path, data, "full", out=tmp_path / "one", **changes), Progress()))
+    before = len(model.asked)
+    asyncio.run(run_study(study(tmp_path, data, "full", out=tmp_path / "two", **changes), Progress()))
+    assert 0 < before == len(model.asked) and not (tmp_path / "two" / CALLS).exists()
+
+
+@pytest.mark.slow
 def test_interrupted_study_resumes(tmp_path, data, model):
     class Stop(Progress):
         def step(self, name, done, total, words=""):
