@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from court.errors import CourtError
+from court.errors import BadRequest, CourtError
 from eval.commands.options import EXIT_UNFINISHED, CourtOptions, confirm, json_option, say, write_page
 from eval.models.open import read_models
 from eval.reports.sections import as_markdown, as_page, table
@@ -26,6 +26,7 @@ from eval.reproduce.report import cell_in_words, reproduced_json, reproduced_lea
 from eval.reproduce.stages import STAGES, StagePlan, plan_stages
 from eval.runs.results import Results, read_results
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.directory import refuse_others
 from eval.session.spec import spec_options
 from serving.cli.common import PATH, with_options
 from serving.presets import load_preset
@@ -98,36 +99,45 @@ def _reproduce(name: str, options: dict[str, Any]) -> None:
         if demo is None and data is not None and not data.is_dir():
             raise click.UsageError(f"There is no folder {data}. --data names that of the data that the stages need.")
         if demo is not None:
+            if options["models"]:
+                raise click.UsageError("--demo has models of its own: leave --models out.")
             paper, data = paper.demonstrated(), data or out / "data"
             models = stack.enter_context(demo.models())
         elif options["models"]:
             file = read_models(options["models"])
             models = {key: spec.model_dump(exclude_defaults=True) for key, spec in file.models.items()}
             tables = dict(file.rest)
+            known = {name for spec in paper.stages for name in spec.tables}
+            if unread := [name for name in tables if name not in known or not isinstance(tables[name], dict)]:
+                raise click.UsageError(f"{options['models']} has tables that nobody reads: {', '.join(unread)}.")
         # Drawn data need no weights.
         encoder = options.get("encoder") or ("builtin" if demo else "")
         how = {"published": options["as_published"], "seed": options["seed"], "limit": options["limit"]}
         more = ("--encoder", encoder) if encoder else ()
         plans = plan_stages(paper, out, data, models, tables=tables, more=more, **how)
         stored = {plan.spec.id: plan.stored() for plan in plans}
-        if not _begins(options, _in_rows(plans, stored, options["limit"])):
+        if others := sorted({file.stem for file in (out / STAGES).glob("*.json")} - stored.keys()):
+            raise click.UsageError(f"{out} holds another reproduction, with {', '.join(others)}: name another --out.")
+        if not _begins(options, _in_rows(plans, stored, options["limit"], drawn=demo is not None)):
             return
-        if all(plan.missing for plan in plans):
+        if all(plan.missing and stored[plan.spec.id] is None for plan in plans):
             raise click.ClickException(f"No stage can run. {plans[0].spec.id}: {plans[0].missing}.")
-        confirm(yes=options["yes"] or None not in stored.values())
+        confirm(yes=options["yes"] or all(plan.missing or stored[plan.spec.id] is not None for plan in plans))
         (out / STAGES).mkdir(parents=True, exist_ok=True)
         if demo is not None and data is not None:
             demo.draw(data)
             planted = demo.planted(data)
-        left: dict[str, str] = {}
+        left, failed = dict[str, str](), list[str]()
         for number, plan in enumerate(plans, 1):
             if stored[plan.spec.id] is None:
                 say(f"Stage {number} of {len(plans)}, {plan.spec.id}: {plan.spec.title}.")
                 # A stage before it may have failed, too; its own message would tell of a folder alone.
-                lacks = plan.missing or "; ".join(f"it needs the stage {one}" for one in plan.spec.after if one in left)
+                before = (one for one in (*plan.spec.after, *plan.spec.among) if one in failed)
+                lacks = plan.missing or "; ".join(f"it needs the stage {one}" for one in before)
                 stored[plan.spec.id], why = (None, lacks) if lacks else _run_stage(plan)
                 if why:
                     left[plan.spec.id] = why
+                    failed += [] if plan.missing else [plan.spec.id]
                     say(f"The stage {plan.spec.id} stands: {why}")
     done = {key: found for key, found in stored.items() if found is not None}
 
@@ -138,7 +148,7 @@ def _reproduce(name: str, options: dict[str, Any]) -> None:
     named = {key: str(models[key]["model"]) for plan in plans for key in plan.spec.models if key in models}
     outcome = Reproduced(paper, done, left, planted=planted, arm=arm, models=named, seed=options["seed"])
     _write(outcome, plans, options, encoder)
-    if failed := {plan.spec.id for plan in plans if not plan.missing} & left.keys():
+    if failed:
         say(f"Not finished: {', '.join(sorted(failed))}. The same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
 
@@ -154,19 +164,28 @@ def _begins(options: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> bool:
     else:
         click.echo(table(rows, numbers=False), err=not dry)
     # After the plan, which can be looked at while a reproduction is there.
-    if (out / STAGES).exists() and not (dry or options["resume"]):
+    if not dry and not (out / STAGES).exists():
+        refuse_others(out, "reproduction", (STAGES, "data"))
+    elif not (dry or options["resume"]):
         raise click.UsageError(f"{out} holds a reproduction already. --resume goes on with it.")
     return not dry
 
 
-def _in_rows(plans: Sequence[StagePlan], stored: Mapping[str, Any], limit: int | None) -> list[list[str]]:
+def _in_rows(
+    plans: Sequence[StagePlan], stored: Mapping[str, Any], limit: int | None, *, drawn: bool
+) -> list[list[str]]:
     """The stages in order, with the calls that they take."""
     rows = [["stage", "what", "calls", "state"]]
     for plan in plans:
-        items = min(plan.spec.items, limit or plan.spec.items)
+        fault = plan.missing
+        try:
+            # Drawn data may not be there yet.
+            items = plan.memes(limit, read=not (fault or drawn))
+        except BadRequest as error:
+            items, fault = plan.memes(limit, read=False), error.message
         low, high = (f"{items * each:,.0f}" for each in plan.spec.calls)
         calls = low if low == high else f"{low} to {high}"
-        state = "finished" if stored[plan.spec.id] is not None else plan.missing or "to run"
+        state = "finished" if stored[plan.spec.id] is not None else fault or "to run"
         rows.append([plan.spec.id, plan.spec.title, calls, state])
     return rows
 

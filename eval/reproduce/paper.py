@@ -30,8 +30,9 @@ class StageSpec(PaperPart):
     ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in, and ``{server}`` with the options that
     name the model's server, or have a vLLM started where the file of models has no address. ``published`` has further
     words for the paper's settings, ``tables`` further tables of its file of models, ``after`` the stages whose folders
-    it reads, ``among`` such of which two suffice, ``items`` the memes or claims, and ``calls`` the fewest and most for
-    each. One that is ``seeded`` takes a seed, and a limit unless its tables name the memes.
+    it reads, ``among`` such of which two suffice, ``items`` the memes or claims, ``calls`` the fewest and most for
+    each, and ``served`` those without the paper's settings. One that is ``seeded`` takes a seed, and a limit unless its
+    tables name the memes.
     """
 
     id: str
@@ -41,6 +42,7 @@ class StageSpec(PaperPart):
     seeded: bool = False
     items: int = 0
     calls: tuple[float, float] = (0, 0)
+    served: tuple[float, float] | None = None
     needs: dict[str, str] = Field(default_factory=dict)
     models: tuple[str, ...] = ()
     tables: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -3,15 +3,23 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
+from eval.datasets.items import Protocol
+from eval.datasets.known import find_card
+from eval.datasets.read import labels_dropped, read_split
 from eval.reproduce.paper import Paper, StageSpec
+from eval.runs.judge import judged_memes
+from eval.session.directory import replace_file
 
 STAGES = "stages"
 """Folder of the stages' figures, a file each, and of what a stage writes itself."""
+_UNREAD = {"api_key_env", "concurrency", "max_tokens", "within_s", "most_calls"}
+"""Keys of a model that only commands with a file of models read."""
 
 
 @dataclass(frozen=True)
@@ -22,32 +30,48 @@ class StagePlan:
     words: tuple[str, ...]
     file: Path
     missing: str
+    asked: Mapping[str, Any]
+    """Words, models and tables that its figures are of, wherever servers and the folder are."""
     content: str = ""
-    url: str = ""
-    tables: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def command(self) -> list[str]:
-        """Its words but for the server's address, at which another server may be next time."""
-        return ["URL" if self.url and word == self.url else word for word in self.words]
+    def memes(self, limit: int | None, *, read: bool) -> int:
+        """Memes or claims that it is about: those of the public data, or ``read`` from a split that is there.
+
+        Raises BadRequest: The split can't be read.
+        """
+        samples = [one for table in self.asked["tables"].values() for one in table.get("sample", ())]
+        if samples and all("memes" in one for one in samples):
+            return sum(one["memes"] for one in samples)
+        found, given = self.spec.items, dict(pairwise(self.words))
+        if read and self.words[0] in ("ablate", "classify"):
+            card = find_card(given["--dataset"])
+            split, drops = given.get("--split", card.first_test()), "--drop-precedents" in self.words
+            memes = read_split(card, Path(given["--data"]), split, task=given.get("--task", "")).memes
+            dropped = labels_dropped(card, [Protocol(given["--protocol"])]) if drops else ()
+            found = len(judged_memes(memes, limit, 0, dropped))
+        return min(found, limit or found)
 
     def stored(self) -> Any:
         """Its figures, if it has finished. Raises BadRequest if those of other arguments are there."""
-        if not self.file.exists():
+        try:
+            found = json.loads(self.file.read_text("utf-8"))
+        except FileNotFoundError:
             return None
-        found = json.loads(self.file.read_text("utf-8"))
-        if (found["command"], found["tables"]) != (self.command, self.tables):
-            raise BadRequest(
-                f"{self.file} is of another reproduction: memecourt-eval {' '.join(found['command'])}. Name another "
-                "--out, or give the same options.",
-                reason="RUN_DIFFERS",
-            )
-        return found["figures"]
+        figures = found.pop("figures")
+        if found == self.asked:
+            return figures
+        # Compared anew, as it costs no call: there may be more to compare.
+        if not self.spec.calls[1]:
+            return None
+        raise BadRequest(
+            f"{self.file} is of another reproduction: memecourt-eval {' '.join(found['command'])}, with "
+            f"{json.dumps(found['models'])}. Name another --out, or give the same options.",
+            reason="RUN_DIFFERS",
+        )
 
     def store(self, figures: Any) -> None:
         """Keeps the figures of the finished stage."""
-        content = {"command": self.command, "tables": self.tables, "figures": figures}
-        self.file.write_text(json.dumps(content) + "\n", "utf-8")
+        replace_file(self.file, json.dumps({**self.asked, "figures": figures}) + "\n")
 
 
 def plan_stages(
@@ -71,18 +95,29 @@ def plan_stages(
     """
     plans: list[StagePlan] = []
     lacking: set[str] = set()
+    strangers = [name for name in models if all(name not in spec.models for spec in paper.stages)]
     for spec in paper.stages:
+        if spec.served and not published:
+            spec = spec.model_copy(update={"calls": spec.served})
         missing = [
             f"{data / name if data else name} is missing: {fetch}"
             for name, fetch in spec.needs.items()
             if data is None or not (data / name).exists()
         ]
         if unknown := [name for name in spec.models if name not in models]:
-            missing.append(f"the file of models (--models) has no {', '.join(unknown)}")
+            beside = f", but {', '.join(strangers)}" if strangers else ""
+            missing.append(f"the file of models (--models) has no {', '.join(unknown)}{beside}")
         named = models.get(spec.models[0], {}) if spec.models else {}
-        # Commands of a court have their key from the settings: another one would be left out without a word.
-        if named.get("api_key_env") and "{models}" not in spec.command:
-            missing.append("give its key as MEMECOURT_LLM__API_KEY, and no api_key_env in the file of models")
+        reads_models = "{models}" in spec.command
+        # Commands of a court have these from the settings: here they would be passed over without a word.
+        if (unread := sorted(_UNREAD & named.keys())) and not reads_models:
+            key = "; give its key as MEMECOURT_LLM__API_KEY" if "api_key_env" in unread else ""
+            missing.append(f"leave {', '.join(unread)} out of [models.{spec.models[0]}], as its command has none{key}")
+        # All models of an arena's file take part.
+        used = {name: models[name] for name in (models if "arena" in spec.tables else spec.models) if name in models}
+        started = dict.fromkeys(str(one["model"]) for one in used.values() if reads_models and not one.get("url"))
+        if started and not spec.seeded:
+            missing.append(f"its command starts no vLLM: give a url for {', '.join(started)}")
         missing += [f"it needs the stage {one}" for one in spec.after if one in lacking]
         if spec.among and len(set(spec.among) - lacking) < 2:
             missing.append("it needs two of the stages before it")
@@ -96,26 +131,33 @@ def plan_stages(
             "models": str(out / STAGES / f"{spec.id}.toml"),
             "url": url if isinstance(url, str) else ",".join(url),
             "model": str(named.get("model", "")),
+            # For the store of calls: the same model at another address has the same replies.
+            "server": str(named.get("server") or named.get("model", "")),
         }
         absent = {f"{{out}}/{one}-run" for one in lacking.intersection(spec.among)}
         words = (*(word for word in spec.command if word not in absent), *(spec.published if published else ()))
-        if "{server}" in words:
-            served = ("--llm-url", "{url}", "--model", "{model}") if url else ("--vllm", "{model}")
-            place = words.index("{server}")
-            # Named for the store of calls: the same model at another address has the same replies.
-            words = (*words[:place], *served, "--server-name", "{model}", *words[place + 1 :], *more)
+        words += tuple(more) if "{server}" in words else ()
         words += ("--seed", str(seed)) if spec.seeded else ()
         names_memes = any("sample" in table for table in own.values())
         words += ("--limit", str(limit)) if limit and spec.seeded and not names_memes else ()
+        elsewhere = {**filled, "out": "STUDY", "models": "MODELS"}
+        asked = {
+            "command": [_filled(word, elsewhere) for word in words],
+            "models": {name: one["model"] for name, one in used.items()},
+            "tables": json.loads(json.dumps(own)),
+        }
+        place = ("--llm-url", "{url}", "--model", "{model}") if url else ("--vllm", "{model}")
+        served = (*place, "--server-name", "{server}")
+        words = tuple(chain.from_iterable(served if word == "{server}" else (word,) for word in words))
+        words += tuple(word for model in started for word in ("--vllm", model))
         plans.append(
             StagePlan(
                 spec,
                 tuple(_filled(word, filled) for word in words),
                 out / STAGES / f"{spec.id}.json",
                 missing="; ".join(missing),
-                content=content.replace("{data}", filled["data"]) if "{models}" in spec.command else "",
-                url=filled["url"],
-                tables=json.loads(json.dumps(own)),
+                asked=asked,
+                content=content.replace("{data}", filled["data"]) if reads_models else "",
             )
         )
     return tuple(plans)
@@ -140,4 +182,5 @@ def _toml(value: Any) -> str:
         return f"{{{', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    # Characters as they are: TOML knows no surrogates.
+    return json.dumps(value, ensure_ascii=False)

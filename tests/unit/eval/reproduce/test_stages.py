@@ -11,8 +11,10 @@ from eval.arena.events import Judged
 from eval.arena.folder import ArenaFolder
 from eval.cli import cli
 from eval.commands.reproduce import PAPERS
+from eval.datasets.known import find_card
+from eval.datasets.read import SYNTHETIC_KEY, read_split
 from eval.probe.folder import REWRITTEN, SCORED, ProbeFolder, Scored, Step
-from eval.reproduce.demonstrations import DEMONSTRATIONS
+from eval.reproduce.demonstrations import DEMONSTRATIONS, Demonstration, draw_benchmarks
 from eval.reproduce.outcome import ClaimVerdict, Reached, Reproduced
 from eval.reproduce.paper import find, read_paper
 from eval.reproduce.report import reproduced_sections
@@ -154,10 +156,14 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
         tomllib.loads(arena["detect"].content)["arena"]["sample"]
         == tomllib.loads(arena["arena"].content)["arena"]["sample"]
     )
-    assert [one["memes"] for one in planned("memearena", 900)["arena"].tables["arena"]["sample"]] == [250] * 3
+    assert [one["memes"] for one in planned("memearena", 900)["arena"].asked["tables"]["arena"]["sample"]] == [250] * 3
     assert planned("probench", 10)["arena"].words[-2:] == ("--limit", "10")
     probe = planned("adammeme", 9)["gpt-4o"]
-    assert [one["memes"] for one in probe.tables["probe"]["sample"]] == [3, 3, 3] and "--limit" not in probe.words
+    assert [one["memes"] for one in probe.asked["tables"]["probe"]["sample"]] == [
+        3,
+        3,
+        3,
+    ] and "--limit" not in probe.words
     demo = plan_stages(read_paper("adammeme").demonstrated(), tmp_path, tmp_path, {}, tables={}, limit=5)
     assert demo[0].words[-2:] == ("--limit", "5") and "--limit" not in demo[-1].words
     # A finished stage is not taken for one about other memes, though its command is the same.
@@ -181,10 +187,11 @@ def test_court_is_run_at_the_model_s_server_or_one_that_is_started(model, words,
     )
     planned = {plan.spec.id: plan for plan in plans}
     command = " ".join(planned["7b-harm-c"].words)
-    assert f" {words} --out" in command and not planned["7b-harm-c"].missing
+    assert f" {words} --calls " in command and not planned["7b-harm-c"].missing
     assert command.endswith("--preset as-published --drop-precedents --encoder builtin --seed 0")
     keyed = plan_stages(read_paper("memecourt"), tmp_path, tmp_path, {"7b": {**model, "api_key_env": "KEY"}}, tables={})
-    assert "MEMECOURT_LLM__API_KEY" in {plan.spec.id: plan for plan in keyed}["7b-harm-c"].missing
+    missing = {plan.spec.id: plan for plan in keyed}["7b-harm-c"].missing
+    assert "leave api_key_env out of [models.7b]" in missing and "MEMECOURT_LLM__API_KEY" in missing
     assert "has no main" in planned["main-harm-c"].missing and "main-harm-c" in planned["main-7b"].missing
 
 
@@ -209,6 +216,128 @@ def test_stage_with_other_arguments_is_refused(tmp_path):
     (other, *_) = plan_stages(read_paper("emulate"), tmp_path, tmp_path, {}, tables={}, published=False)
     with pytest.raises(BadRequest, match="of another reproduction: memecourt-eval witness"):
         other.stored()
+    # Figures of one model are none of another that is called "main", too.
+    (other, *_) = plan_stages(read_paper("emulate"), tmp_path, tmp_path, {"main": {"model": "m"}}, tables={})
+    with pytest.raises(BadRequest, match="of another reproduction"):
+        other.stored()
+    # Written beside and renamed: a process that is killed leaves no half of a file.
+    inode = first.file.stat().st_ino
+    first.store({"arms": [1]})
+    assert first.stored() == {"arms": [1]} and first.file.stat().st_ino != inode
+
+
+def test_finished_stage_stands_wherever_its_folder_and_server_are(tmp_path):
+    (tmp_path / "data" / "harm-c").mkdir(parents=True)
+
+    def planned(out, **model):
+        models = {"7b": {"model": "m", **model}}
+        plans = plan_stages(read_paper("memecourt"), tmp_path / out, tmp_path / "data", models, tables={})
+        return next(plan for plan in plans if plan.spec.id == "7b-harm-c")
+
+    began = planned("one", url=("http://a/v1",))
+    began.file.parent.mkdir(parents=True)
+    began.store({"extreme": []})
+    (tmp_path / "one").rename(tmp_path / "two")
+    for model in ({"url": ("http://b/v1", "http://c/v1")}, {}):
+        assert planned("two", **model).stored() == {"extreme": []}
+    # All stages of a paper have one store of calls: two names of one model cost the calls of one.
+    assert f"--calls {tmp_path}/one/stages/calls.sqlite" in " ".join(began.words)
+
+
+def test_models_without_an_address_are_served_where_the_command_can(tmp_path):
+    models = {
+        name: {"url": ("http://a/v1",), "model": name} for name in ("GPT-4o", "Gemini 2", "Step-1o", "Qwen2.5-VL-32B")
+    }
+    models |= {"own": {"model": "org/own"}, "same": {"model": "org/own"}}
+    for name in ("harm-c", "fhm", "mami"):
+        (tmp_path / name).mkdir()
+    plans = {one.spec.id: one for one in plan_stages(read_paper("memearena"), tmp_path, tmp_path, models, tables={})}
+    assert plans["arena"].words[-2:] == ("--vllm", "org/own") and not plans["arena"].missing
+    assert plans["detect"].missing == "its command starts no vLLM: give a url for org/own"
+    probes = plan_stages(read_paper("adammeme"), tmp_path, tmp_path, models, tables={})
+    assert not any("--vllm" in plan.words for plan in probes)
+    (_, stance, *_) = plan_stages(
+        read_paper("climatememes"), tmp_path, tmp_path, {"LLaVA-v1.6-7B": {"model": "org/llava"}}, tables={}
+    )
+    assert " --vllm org/llava --server-name org/llava " in " ".join(stance.words)
+
+
+def test_calls_are_planned_for_the_memes_that_there_are(tmp_path):
+    draw_benchmarks(tmp_path / "data", test=16, size=(320, 240))
+    # As if it were the paper's.
+    (tmp_path / "data" / "harm-c" / SYNTHETIC_KEY).unlink()
+    (tmp_path / "models.toml").write_text(
+        '[models.main]\nmodel = "m"\n[models.7b]\nmodel = "m"\nmost_calls = 9\n[models.32b]\nmodel = "b"\n'
+    )
+
+    def plan(*words):
+        common = ("--data", tmp_path / "data", "--models", tmp_path / "models.toml", "--out", tmp_path / "study")
+        shown = json.loads(run("memecourt", *common, "--dry-run", "--json", *words).stdout)["plan"]
+        return {row["stage"]: (row["calls"], row["state"]) for row in shown}
+
+    memes = read_split(find_card("harm-c"), tmp_path / "data" / "harm-c", "test").memes
+    rest = [meme for meme in memes if meme.source_label != "somewhat harmful"]
+    found = plan()
+    assert found["main-harm-c"] == (f"{len(rest) * 55:,} to {len(rest) * 199:,}", "to run") and 0 < len(rest) < 16
+    assert "holds a synthetic benchmark" in found["main-harm-p"][1]
+    assert found["7b-harm-c"][1] == "leave most_calls out of [models.7b], as its command has none"
+    assert "has no 3b, but 32b" in found["3b-harm-c"][1]
+    # As served, somewhat harmful memes are judged, too, and trials take further calls.
+    assert plan("--as-served")["main-harm-c"][0] == f"{16 * 75:,} to {16 * 219:,}"
+    assert plan("--limit", 2)["main-harm-c"][0] == "110 to 398"
+    limited = json.loads(run("memearena", "--out", tmp_path / "s", "--limit", 10, "--dry-run", "--json").stdout)
+    assert limited["plan"][0]["calls"] == f"{12 * 127:,} to {12 * 130:,}"
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "message"),
+    [
+        (("memecourt", "--demo"), '[models.a]\nmodel = "m"', "--demo has models of its own"),
+        (("memearena",), 'arena = 5\n[models.a]\nmodel = "m"', "tables that nobody reads: arena"),
+        (("emulate",), '[probe]\n[models.a]\nmodel = "m"', "tables that nobody reads: probe"),
+    ],
+)
+def test_tables_and_options_without_a_reader_are_refused(words, content, message, tmp_path):
+    (tmp_path / "models.toml").write_text(content)
+    options = ("--models", tmp_path / "models.toml", "--out", tmp_path / "s", "--dry-run")
+    assert message in run(*words, *options, code=2).output
+
+
+def test_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "holiday.png").touch()
+    assert "holds no reproduction" in run("emulate", "--demo", "--out", tmp_path, "--yes", code=1).output
+    (tmp_path / "s" / "stages").mkdir(parents=True)
+    (tmp_path / "s" / "stages" / "bingcheck.json").touch()
+    refused = run("probench", "--demo", "--out", tmp_path / "s", "--resume", "--yes", code=2).output
+    assert "holds another reproduction, with bingcheck" in refused
+
+
+def test_comparison_waits_for_stages_that_failed_and_is_made_anew_of_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.commands.reproduce.DEMONSTRATIONS", {"adammeme": Demonstration(lambda _: {})})
+    paper = read_paper("adammeme")
+    demonstrated = paper.demonstrated()
+    failing, called = {"gpt-4o"}, []
+
+    def run_stage(plan):
+        called.append(plan.spec.id)
+        if plan.spec.id in failing:
+            return None, "no server"
+        plan.store({})
+        return {}, ""
+
+    monkeypatch.setattr("eval.commands.reproduce._run_stage", run_stage)
+    monkeypatch.setattr("eval.commands.reproduce.read_paper", lambda _: paper)
+    ready = [one.model_copy(update={"models": (), "needs": {}}) for one in demonstrated.stages]
+    monkeypatch.setattr(type(paper), "demonstrated", lambda _: demonstrated.model_copy(update={"stages": tuple(ready)}))
+    again = ("adammeme", "--demo", "--out", tmp_path / "s", "--yes", "--resume")
+    output = run(*again, code=3).output
+    assert "The stage compare stands: it needs the stage gpt-4o" in output and "compare" not in called
+    failing.clear()
+    run(*again)
+    assert called == ["llava-v1-6-7b", "gpt-4o", "gpt-4o", "compare"]
+    ready[-1] = ready[-1].model_copy(update={"title": "t", "command": (*ready[-1].command, "{out}/further-run")})
+    run(*again)
+    assert called[-1] == "compare" and len(called) == 5
 
 
 def test_models_and_tables_of_a_stage_become_its_file_of_models(tmp_path):
@@ -222,7 +351,7 @@ def test_models_and_tables_of_a_stage_become_its_file_of_models(tmp_path):
     )
     read = tomllib.loads(plan.content)
     assert read == {"models": models, "arena": {"levels": 3, "judges": ["main"]}}
-    assert "http://a/v1" not in plan.command and plan.missing.startswith("bingcheck.jsonl is missing")
+    assert "http://a/v1" not in str(plan.asked) and plan.missing.startswith("bingcheck.jsonl is missing")
 
 
 # Demonstrations: every figure is known from the drawn data
