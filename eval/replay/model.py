@@ -90,7 +90,7 @@ class RecordedModel:
         bare = replace(call_id, prompt_digest="", attempt=1)
         digest, recorded = self._replies.get(bare, (call_id.prompt_digest, ()))
         if digest != call_id.prompt_digest:
-            raise PromptChanged(f"{_capital(_words(call_id))} is asked for in other words than it was.")
+            raise PromptChanged(f"Today's code asks for {_words(call_id)} in other words than it was asked for.")
         if len(recorded) < call_id.attempt:
             await asyncio.sleep(self._patience_s)
             raise self._why_missing(call_id, asked_before=bool(recorded))
@@ -111,7 +111,7 @@ class RecordedModel:
         if reason:
             return Unavailable("It gave no answer.", reason=reason)
         return NotRecorded(
-            f"{_capital(_words(call_id))} can't be used by today's code, and was not asked for again."
+            f"Today's code can't use {_words(call_id)}, and it was not asked for again."
             if asked_before
             else f"Today's code asks for {_words(call_id)}, and the record has none."
         )
@@ -236,7 +236,3 @@ def _words(call_id: CallId) -> str:
     if call_id.round:
         words.append(f"in round {call_id.round}")
     return " ".join(words)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

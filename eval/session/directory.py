@@ -260,6 +260,7 @@ class SessionFolder(Generic[M]):
         """Reads the manifest. Raises BadRequest if it is missing or of another format."""
         path = self.root / self.manifest_file
         kind: type[M] = self.manifest_type
+        current = kind.model_fields["format"].default
         # Two errors: the remedy for a wrong folder is to name another, which does not help with a wrong manifest.
         try:
             found = kind.model_validate_json(path.read_bytes())
@@ -271,16 +272,14 @@ class SessionFolder(Generic[M]):
         except OSError as error:
             raise BadRequest(f"{path} can't be read: {error.strerror}.", reason=self.unreadable) from None
         except ValidationError as error:
-            raise self._unreadable(f"{error.error_count()} fields are wrong") from None
-        if found.format != kind.model_fields["format"].default:
-            raise self._unreadable(f"it is of format {found.format}")
-        return found
-
-    def _unreadable(self, why: str) -> BadRequest:
-        current = self.manifest_type.model_fields["format"].default
-        return BadRequest(
-            f"{self.root / self.manifest_file} can't be read as a manifest of format {current} ({self.what}): {why}. "
-            "It is of something else, was written by another version, or was changed by hand.",
+            why = f"{error.error_count()} fields are wrong"
+        else:
+            if found.format == current:
+                return found
+            why = f"it is of format {found.format}"
+        raise BadRequest(
+            f"{path} can't be read as a manifest of format {current} ({self.what}): {why}. It is of something else, "
+            "was written by another version, or was changed by hand.",
             reason=self.unreadable,
         )
 

@@ -10,11 +10,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -334,14 +333,8 @@ class ProgressBar(_Timed):
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        """Returns the bar, which appears with its first step."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops the bar and leaves it on the screen."""
+    def close(self) -> None:
+        """Stops the bars and leaves them on the screen."""
         self._bars.stop()
 
     def tell(self, sentence: str) -> None:
@@ -365,7 +358,7 @@ def watching(say: Callable[[str], None]) -> Iterator[Progress]:
     if not console.is_terminal:
         yield ProgressLines(say)
         return
-    with ProgressBar(console) as bar:
+    with closing(ProgressBar(console)) as bar:
         yield bar
 
 

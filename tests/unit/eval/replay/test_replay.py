@@ -83,7 +83,7 @@ def test_changed_rule_shows_in_the_label_and_its_consequences(monkeypatch):
         monkeypatch.setattr(f"court.{module}.rule", strict)
     found = differing_fields(record)
     # The ruling contradicts the changed rule, so today's code would ask for it again.
-    assert "can't be used by today's code" in found["end"][1]
+    assert "Today's code can't use the ruling" in found["end"][1]
     assert found["label"] == ("NOT_HARMFUL", "none")
 
 
@@ -93,7 +93,7 @@ def test_parser_that_rejects_an_accepted_reply_shows_as_a_difference(monkeypatch
 
     monkeypatch.setattr(replies, "parse_description", refuse)
     found = differing_fields(load_record("full-harmful"))
-    assert "The description can't be used by today's code, and was not asked for again." in found["end"][1]
+    assert "Today's code can't use the description, and it was not asked for again." in found["end"][1]
 
 
 def test_parser_that_reads_another_value_shows_in_that_field_only(monkeypatch):
@@ -240,7 +240,7 @@ def test_reworded_prompt_is_no_difference_but_not_replayable(monkeypatch):
     findings = record.precedents.findings
     erased = tuple(precedent.model_copy(update={"text": GONE}) for precedent in findings.exhibits)
     bare = with_altered_event(record, "PrecedentsCited", findings=findings.model_copy(update={"exhibits": erased}))
-    assert "asked for in other words" in run_replay(bare).obstacle
+    assert "in other words than it was asked for" in run_replay(bare).obstacle
 
 
 def test_changed_messages_of_the_same_prompt_are_not_replayable(monkeypatch):

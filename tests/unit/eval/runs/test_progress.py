@@ -1,6 +1,7 @@
 """Progress of long commands: a bar in a terminal, and occasional lines elsewhere."""
 
 import io
+from contextlib import closing
 from functools import partial
 
 from rich.console import Console
@@ -35,7 +36,7 @@ def test_rate_counts_what_this_process_has_done_in_this_run():
 
 def test_progress_bar_appears_only_at_the_first_step():
     shown = io.StringIO()
-    with ProgressBar(Console(file=shown, force_terminal=True, width=80)) as bar:
+    with closing(ProgressBar(Console(file=shown, force_terminal=True, width=80))) as bar:
         bar.tell("This takes about 10 calls.")
         assert shown.getvalue() == "This takes about 10 calls.\n"
         bar.step("memes", 3, 10)

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from importlib.resources import files
 from types import SimpleNamespace
@@ -242,7 +242,7 @@ def test_running_score_counts_only_memes_of_the_protocol():
 def test_progress_bar_shows_the_figures_of_a_progress_line():
     out = io.StringIO()
     tally = RunningScore(Protocol.MERGED)
-    with ProgressBar(Console(file=out, force_terminal=True, width=160)) as bar:
+    with closing(ProgressBar(Console(file=out, force_terminal=True, width=160))) as bar:
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)
         tally.add(SPLIT[0], prediction_for(SPLIT[0], Outcome.NOT_HARMFUL))
