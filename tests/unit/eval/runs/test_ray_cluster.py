@@ -146,16 +146,22 @@ async def test_meme_of_a_dead_worker_is_sent_to_another_until_too_many_died(tmp_
 
 
 async def test_stopped_worker_that_was_opening_is_not_replaced(killed):
-    opening, started = asyncio.Event(), []
+    from ray.exceptions import RayActorError
+
+    ended, started = asyncio.Event(), []
+
+    async def opened():
+        await ended.wait()
+        raise RayActorError
 
     def start():
-        started.append(SimpleNamespace(open=SimpleNamespace(remote=opening.wait)))
+        started.append(SimpleNamespace(open=SimpleNamespace(remote=opened)))
         return started[-1]
 
     cluster = cluster_of(start)
     await asyncio.sleep(0)
     cluster.stop()
-    opening.set()
+    ended.set()
     await asyncio.sleep(0.01)
     assert killed == started and len(started) == 1
 
