@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -70,14 +69,7 @@ _OF_CARD = ("n", "unanswered", "failed", "figures", "baseline", "gold")
     "those of `synthetic`.",
 )
 @shows_sections(page=False)
-def ablate(
-    arms: str | None,
-    models: tuple[str, ...],
-    prompts: tuple[str, ...],
-    policies: tuple[Path, ...],
-    groups: str | None,
-    **options: Any,
-) -> Shown:
+def ablate(**options: Any) -> Shown:
     """Judges a split once per arm, each with one part of the procedure changed, and compares each arm with `full`.
 
     Arms share one call store and one library of precedents, so that common calls are made once. Running the command
@@ -87,12 +79,12 @@ def ablate(
     the exact McNemar test. A meme without a class counts as wrong.
     """
     chosen = arms_named(
-        words_in(arms),
-        [ModelOf.parse(model) for model in models],
+        words_in(options["arms"]),
+        [ModelOf.parse(model) for model in options["models"]],
         Procedure(options["procedure"].upper()),
-        prompts,
-        policies=policies,
-        groups=tuple(GROUPS) if groups == "invented" else words_in(groups),
+        options["prompts"],
+        policies=options["policies"],
+        groups=tuple(GROUPS) if options["groups"] == "invented" else words_in(options["groups"]),
     )
     study = Study("ablate", plan_of(options), chosen)
     runs = run_watched(lambda progress: run_study(study, progress))
@@ -148,7 +140,8 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
         rows.append((arm.name, figure(one.a["accuracy"]), figure(one.a["macro-f1"]), *against, *counts))
     spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
     notes = [f"Tokens read and written, those out of the store counted: {spent}."]
-    silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
+    outcomes = {arm.name: [one.prediction.outcome for _, one in arm.under(protocol)] for arm, _ in compared}
+    silent = {name: sum(outcome.harmful is None for outcome in each) for name, each in outcomes.items()}
     if any(silent.values()):
         silences = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
         notes.append(f"Memes without a verdict, which count as wrong: {silences}.")
@@ -166,10 +159,6 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
             f"correction for that many: {', '.join(left) or 'none'}."
         )
     return Section("ablated", f"{where}, protocol {protocol}: {first.n:,} memes", tuple(rows), tuple(notes))
-
-
-def _silent(arm: Results, protocol: str) -> int:
-    return sum(one.prediction.outcome.harmful is None for _, one in arm.under(Protocol(protocol)))
 
 
 def _calls(arm: Results) -> dict[str, int]:

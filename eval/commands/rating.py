@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from eval.datasets.known import published_file
 from eval.probe import rating as probe_rating
 from eval.probe.folder import ProbeFolder
 from eval.reports.ratings import (
+    Pictures,
     RatedItem,
     SheetKind,
     SheetRatings,
@@ -105,7 +107,7 @@ def rate_arena(**options: Any) -> Shown | None:
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
         figures, beside = {"people": agreement}, list(human_sections(agreement))
-    return _report(options, rated, published_file(arena_rating.PAPER), beside=beside, figures=figures)
+    return _report(out, rated, published_file(arena_rating.PAPER), beside, **figures)
 
 
 @click.command("rate")
@@ -132,23 +134,18 @@ def rate_probe(**options: Any) -> Shown | None:
     if not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
     rated = _read(options, probe_rating.KINDS)
-    beside = probe_rating.agent_sections(rated, paper, threshold=options["threshold"])
-    return _report(options, rated, paper, beside=beside, figures={})
+    return _report(out, rated, paper, probe_rating.agent_sections(rated, paper, threshold=options["threshold"]))
 
 
-def _draw(
-    options: Mapping[str, Any],
-    kind: SheetKind,
-    items: Sequence[RatedItem],
-    pictures: Callable[[str], tuple[bytes, ...]],
-) -> None:
+def _draw(options: Mapping[str, Any], kind: SheetKind, items: Sequence[RatedItem], pictures: Pictures) -> None:
     stem, seed = options["sheet"], options["seed"]
     # A sheet is four files of one name; an ending that was typed belongs to one of them.
     stem = stem.with_suffix("") if stem.suffix in (".jsonl", ".csv") else stem
     drawn = draw_items(items, options["count"], seed=seed, evenly=kind.evenly)
     (*files, hidden), key = write_sheet(stem, options["what"], kind, drawn, seed=seed, pictures=pictures)
     names = "{}, {} and {}".format(*files)
-    again = f"{len(key.items)} items, {key.repeats} of them a second time"
+    repeats = sum(bool(one.repeat_of) for one in key.items.values())
+    again = f"{len(key.items)} items, {repeats} of them a second time"
     click.echo(f"{names}: {again}. {hidden} is not for the raters.")
 
 
@@ -158,18 +155,11 @@ def _read(options: Mapping[str, Any], kinds: Mapping[str, SheetKind]) -> SheetRa
     return read_sheet(options["key"], options["ratings"], kinds)
 
 
-def _report(
-    options: Mapping[str, Any],
-    rated: SheetRatings,
-    paper: Mapping[str, Any],
-    *,
-    beside: Sequence[Section],
-    figures: Mapping[str, Any],
-) -> Shown:
+def _report(out: Path, rated: SheetRatings, paper: Mapping[str, Any], beside: Sequence[Section], **own: Any) -> Shown:
     found = summarise(rated)
-    title = f"Ratings: {rated.key.what} of {options['out'].resolve().name}"
+    title = f"Ratings: {rated.key.what} of {out.resolve().name}"
     sections = [rating_section(found, rated.key.what, paper), *beside]
-    return Shown(title=title, lead=[title], sections=sections, figures={"ratings": found, **figures})
+    return Shown(title=title, lead=[title], sections=sections, figures={"ratings": found, **own})
 
 
 def _rounds(text: str) -> range | None:
@@ -181,7 +171,7 @@ def _rounds(text: str) -> range | None:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Callable[[str], tuple[bytes, ...]]:
+def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
     """The memes' pictures, where the data set is at hand."""
     if not (options["data"] or options["models"]):
         say("Raters are not shown the memes: name their data set with --data.")

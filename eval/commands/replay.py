@@ -39,15 +39,8 @@ class _NotReplayed(click.ClickException):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option
-@click.pass_context
 def replay(
-    context: click.Context,
-    /,
-    trial_ids: tuple[str, ...],
-    everything: bool,
-    folder: Path | None,
-    as_json: bool,
-    docket: Path | Address | None,
+    trial_ids: tuple[str, ...], everything: bool, folder: Path | None, as_json: bool, docket: Path | Address | None
 ) -> None:
     """Replays recorded trials with the recorded replies of models, and lists what comes out differently.
 
@@ -79,7 +72,7 @@ def replay(
             + "."
         )
     # Differences first: they were found for certain, whatever could not be replayed beside them.
-    context.exit(EXIT_DIFFERENT if different else EXIT_NOT_REPLAYED if stuck else 0)
+    click.get_current_context().exit(EXIT_DIFFERENT if different else EXIT_NOT_REPLAYED if stuck else 0)
 
 
 async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:

@@ -80,11 +80,7 @@ def _sections(cells: Counter[tuple[str, str]], different: Sequence[Pair]) -> Ite
         yield Section("labels", "Labels", (("court", "shadow", "memes"), *counts))
     if different:
         rows = [
-            (
-                printable(court.trial_id),
-                *(word(_label_of(one)) for one in (court, candidate)),
-                word(_gold(court) or "–"),
-            )
+            (printable(court.trial_id), word(_label_of(court)), word(_label_of(candidate)), word(_gold(court) or "–"))
             for court, candidate in different[:_SHOWN]
         ]
         more = len(different) - _SHOWN
@@ -117,5 +113,4 @@ def _label_of(record: TrialRecord) -> str:
 
 def _gold(record: TrialRecord) -> Label | None:
     """Label that a reviewer found; None if nobody reviewed the trial, or the reviewer found no label."""
-    review = record.review
-    return None if review is None or review.label is Label.UNDECIDED else review.label
+    return None if (review := record.review) is None or review.label is Label.UNDECIDED else review.label

@@ -95,19 +95,14 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     """Raises click.UsageError where options do not go together."""
     if "fire" in options["arms"] and not {"all", "witness"} & set(options["arms"]):
         raise click.UsageError("--arm fire makes as many calls as the witness: add --arm witness.")
+    names = ("claims", "corpus", "search_url", "citations_by")
+    flags = {name: f"--{name.replace('_', '-')}" for name in names} | {"name": "--model"}
     if options["drawn"]:
-        own = {
-            "claims": "--claims",
-            "corpus": "--corpus",
-            "search_url": "--search-url",
-            "citations_by": "--citations-by",
-        }
-        if named := [flag for name, flag in (own | {"name": "--model"}).items() if options[name]]:
+        if named := [flag for name, flag in flags.items() if options[name]]:
             raise click.UsageError(f"--drawn has claims, documents and a stand-in of its own: leave {named[0]} out.")
         return
-    for name, option in (("claims", "--claims"), ("name", "--model")):
-        if not options[name]:
-            raise click.UsageError(f"Missing option {option}.")
+    if missing := [flags[name] for name in ("claims", "name") if not options[name]]:
+        raise click.UsageError(f"Missing option {missing[0]}.")
     closed = set(options["arms"]) == {"closed-book"}
     sources = bool(options["corpus"]) + bool(options["search_url"])
     if sources > 1 or (not sources and not closed):

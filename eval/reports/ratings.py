@@ -58,6 +58,8 @@ class Rating(BaseModel):
     score: int
 
 
+Pictures = Callable[[str], tuple[bytes, ...]]
+"""A meme's pictures as JPEG files, by its id."""
 Criteria = Mapping[str, Mapping[str, Any]]
 """Questions that each item is scored by, by key: ``question``, and the scores ``low`` and ``high`` at the ends."""
 
@@ -112,11 +114,6 @@ class SheetKey(BaseModel):
     """Lowest and highest score of each criterion."""
     items: dict[str, KeyEntry] = Field(min_length=1)
 
-    @property
-    def repeats(self) -> int:
-        """Number of items that come a second time."""
-        return sum(bool(entry.repeat_of) for entry in self.items.values())
-
 
 @dataclass(frozen=True, slots=True)
 class SheetRatings:
@@ -155,19 +152,12 @@ def draw_items(items: Sequence[RatedItem], most: int, *, seed: int, evenly: str 
 
 
 def write_sheet(
-    stem: Path,
-    what: str,
-    kind: SheetKind,
-    items: Sequence[RatedItem],
-    *,
-    seed: int,
-    pictures: Callable[[str], tuple[bytes, ...]] = lambda _: (),
+    stem: Path, what: str, kind: SheetKind, items: Sequence[RatedItem], *, seed: int, pictures: Pictures = lambda _: ()
 ) -> tuple[tuple[Path, ...], SheetKey]:
     """Writes a sheet as JSON lines, as a table and as a project of Label Studio, and its key.
 
     Args:
         stem: Path of the files without their endings.
-        pictures: Returns a meme's pictures as JPEG files.
 
     Returns:
         The paths of the lines, of the table, of the project, and of the key; and the key.
