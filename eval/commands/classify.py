@@ -1,6 +1,5 @@
 """``memecourt-eval classify``: asks a question of a data set's card of every meme of a split."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,16 @@ def classify(**options: Any) -> Shown:
 
     plans = _plans(options)
     run_watched(run_all)
-    return _shown(plans, options["out"])
+    report = tasks.gather([read_results(plan.out) for plan in plans])
+    question, out = plans[0].question, options["out"]
+    assert question is not None, "every plan of this command asks one"
+    return Shown(
+        title=f"{question.task} on {plans[0].dataset.title}",
+        lead=tasks.lead_of(report),
+        sections=tasks.sections_of(report),
+        figures=tasks.as_json(report),
+        end=["", f"{out} holds it. memecourt-eval report {out} shows it again."],
+    )
 
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
@@ -135,8 +143,12 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
     calls = options["calls"] or (None if single else options["out"] / CALLS)
     library: Path | None = None
     for question in questions:
+        out = options["out"]
+        if not single:
+            # What is shown, and with how many examples; no colon and no slash in the name of a folder.
+            shown = "+".join(question.inputs).replace(":", "=").replace("/", "-")
+            out /= f"{shown},{question.shots}-shot" if question.by == "model" else shown
         # A run of a grid is called by its place there.
-        out = options["out"] if single else options["out"] / _folder_name(question)
         name = (options["name"] if single else "") or out.resolve().name
         own = {"out": out, "name": name, "calls": calls, "library": library if question.needs_examples else None}
         plans.append(_plan(options, dataset, question, own))
@@ -178,14 +190,12 @@ def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
                 raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
     # What a file says of a question goes before what the card says.
-    wording: dict[str, Any] = {}
+    how: dict[str, Any] = {"rotate": options["rotate"], "odds": options["odds"], "by": by}
     if worded is not None:
-        wording = {"title": worded.text, "define": worded.define}
-        wording["sides"] = (worded.sides.accuser, worded.sides.defender) if worded.sides else ()
+        sides = (worded.sides.accuser, worded.sides.defender) if worded.sides else ()
+        how |= {"title": worded.text, "define": worded.define, "sides": sides}
     questions = [
-        question_about(
-            task, inputs=words, shots=shots, rotate=options["rotate"], odds=options["odds"], by=by, **wording
-        )
+        question_about(task, inputs=words, shots=shots, **how)
         # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
         # A vote is shown no examples, and a trial has precedents.
@@ -246,20 +256,3 @@ def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, own
         question=question,
         **own,
     )
-
-
-def _folder_name(question: Question) -> str:
-    """Name of a run's folder in a grid: what is shown, and with how many examples."""
-    # No colon and no slash in the name of a folder.
-    shown = "+".join(question.inputs).replace(":", "=").replace("/", "-")
-    return f"{shown},{question.shots}-shot" if question.by == "model" else shown
-
-
-def _shown(plans: Sequence[Plan], out: Path) -> Shown:
-    report = tasks.gather([read_results(plan.out) for plan in plans])
-    lead, sections = tasks.lead_of(report), tasks.sections_of(report)
-    question = plans[0].question
-    assert question is not None, "every plan of this command asks one"
-    title = f"{question.task} on {plans[0].dataset.title}"
-    end = ["", f"{out} holds it. memecourt-eval report {out} shows it again."]
-    return Shown(title=title, lead=lead, sections=sections, figures=tasks.as_json(report), end=end)

@@ -54,12 +54,7 @@ follow_up_options = with_options(
 
 
 def follow_up(options: Mapping[str, Any], questions: Questions, what: str) -> None:
-    """Opens the memes and models that questions after an arena are about, and asks them.
-
-    Raises:
-        click.UsageError: The file has no such model, or nothing names the memes.
-        CourtError: The arena, the memes or a model can't be used.
-    """
+    """Opens the memes and models that questions after an arena are about, and asks them."""
     specs = chosen_models(options, [question.model for question in questions])
 
     async def opened(progress: Progress) -> None:

@@ -286,12 +286,7 @@ class CourtOptions:
         return settings.model_copy(update={"llm": settings.llm.model_copy(update=alone)})
 
     def started(self, procedure: Procedure) -> VllmChoice | None:
-        """The vLLM to start; None if none is asked for.
-
-        Raises:
-            BadRequest: A setting of the server can't be used.
-            click.UsageError: The options don't go together.
-        """
+        """The vLLM to start, if any. Raises BadRequest or click.UsageError for settings or options that don't fit."""
         if self.vllm is None:
             if self.vllm_flags:
                 raise click.UsageError("--vllm-flag goes with --vllm.")
@@ -351,9 +346,7 @@ def refuse_table_words(options: Mapping[str, Any]) -> None:
 def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none with ``--dataset``.
 
-    Raises:
-        BadRequest: The table can't be read.
-        click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
+    Raises BadRequest or click.UsageError: The table can't be read, or doesn't say which of its memes are judged.
     """
     data = options["data"]
     if options["dataset"]:
@@ -398,12 +391,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
 
 
 def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, **own: Any) -> Plan:
-    """The plan that options ask for.
-
-    Raises:
-        BadRequest: A setting can't be used.
-        click.ClickException: The settings can't be used, or there is no such data set or protocol.
-    """
+    """The plan that options ask for. Raises BadRequest or click.ClickException where one can't be used."""
     court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
     dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
     procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
@@ -412,7 +400,9 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
         split = dataset.first_test()
     same = {one.name for one in fields(Plan)} - {"dataset", "settings", "vllm"}
     values = {name: value for name, value in options.items() if name in same and value not in (None, "")}
-    started = court.started(procedure)
+    language, started = options.get("language") or "", court.started(procedure)
+    if language == DETECT:
+        language_identifier()  # what is not installed is said before anything is prepared
     planned: dict[str, Any] = {
         "name": options["out"].resolve().name if options.get("out") else "",  # a folder may be named by a point alone
         "concurrency": 4 if procedure == "SUMMARY" else 16,  # without a model, this machine's processors are the limit
@@ -423,7 +413,7 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
         "dataset": dataset,
         "split": split,
         "procedure": procedure,
-        "language": tag_of(options.get("language")),
+        "language": language if language in (DETECT, CARD) else checked_language(language, "language"),
         "templates_apart": apart,
         "patience_s": 60 * options["patience"],
         "vllm": started,
@@ -435,11 +425,3 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
     if "protocols" not in own:
         planned["protocols"] = protocols_of(options.get("protocols"), dataset.protocols)
     return Plan(**planned)
-
-
-def tag_of(language: str | None) -> str:
-    """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
-    if language == DETECT:
-        language_identifier()  # what is not installed is said before anything is prepared
-        return DETECT
-    return CARD if language == CARD else checked_language(language or "", "language")

@@ -135,16 +135,10 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
         say(f"{plan.out} holds a probe, which is continued.")
 
     async def go(progress: Progress) -> None:
-        opening = opened_models(
-            chosen,
-            options["calls"] or plan.out / CALLS,
-            progress.tell,
-            # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
-            pictures=plan.spec.examples + LIMITS.representative_frames,
-            run_seed=plan.seed,
-            vllm=options["vllm"],
-            vllm_flags=options["vllm_flags"],
-        )
+        # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
+        pictures, calls = plan.spec.examples + LIMITS.representative_frames, options["calls"] or plan.out / CALLS
+        how = {"pictures": pictures, "run_seed": plan.seed, **{name: options[name] for name in ("vllm", "vllm_flags")}}
+        opening = opened_models(chosen, calls, progress.tell, **how)
         async with opening as opened, aclosing(rapidocr_reader()) as reader:
             await run_probe(plan, opened, reader, progress)
 

@@ -31,9 +31,7 @@ threshold_option = click.option(
 def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
     """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
 
-    Raises:
-        BadRequest: The table can't be used, or no data set is recognised.
-        click.UsageError: Options and table name memes both, or neither does.
+    Raises BadRequest or click.UsageError: No data set is recognised, or options and table name memes both, or neither.
     """
     # Paths in the file of models are relative to it.
     read = read_samples(table, where, options["models"].parent)
@@ -54,9 +52,7 @@ async def arena_memes(
 ) -> dict[str, ShownMeme]:
     """The memes of an arena that is there, by id: some, or all of them.
 
-    Raises:
-        BadRequest: The table or the data can't be used.
-        click.UsageError: Neither names the data.
+    Raises BadRequest or click.UsageError: Neither the table nor ``--data`` names data that can be used.
     """
     if data is not None:
         # No id leads to a card of the user's own, and its file may have changed or be gone.
@@ -79,9 +75,7 @@ async def arena_memes(
 def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, ModelSpec]:
     """The models of the file of models that have these names, each once.
 
-    Raises:
-        BadRequest: The file can't be read, or a model has no server.
-        click.UsageError: The file has no such model.
+    Raises BadRequest or click.UsageError: The file can't be read or has no such model, or a model has no server.
     """
     known, wanted = read_models(options["models"]).models, dict.fromkeys(names)
     if unknown := [name for name in wanted if name not in known]:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,7 +29,7 @@ from serving.cli.common import PATH
 @click.option("--test", default=80, show_default=True, help="Memes in the test split.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the memes.")
 @click.option("--plant", default="", help="Faults to plant: leakage, defects, or both with a comma.")
-def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int, plant: str) -> None:
+def synthetic(out: Path, layout: str, seed: int, plant: str, **sizes: Any) -> None:
     """Draws and writes a benchmark into OUT, a new directory.
 
     A meme is harmful where its text says something bad of an invented group and its picture shows the badge of that
@@ -57,16 +58,7 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     except ValueError:
         raise click.UsageError(f"--plant knows {' and '.join(Plant)}, not {plant!r}.") from None
     with watching(say) as progress:
-        made = make(
-            out,
-            Layout(layout),
-            train=train,
-            val=val,
-            test=test,
-            seed=seed,
-            plant=planted,
-            progress=partial(progress.step, "pictures"),
-        )
+        made = make(out, Layout(layout), **sizes, seed=seed, plant=planted, progress=partial(progress.step, "pictures"))
     harmful = sum(meme.harmful for meme in made.memes)
     click.echo(f"{len(made.memes):,} memes, {harmful:,} of them harmful, as data set {made.dataset}")
     for meme in made.memes:
