@@ -6,17 +6,7 @@ from typing import Any
 
 import click
 
-from eval.commands.options import (
-    CourtOptions,
-    Shown,
-    TableWords,
-    dataset_of,
-    patience_option,
-    plan_of,
-    run_watched,
-    shows_sections,
-    with_table,
-)
+from eval.commands.options import Shown, TableWords, court_options, plan_of, run_watched, shows_sections, with_table
 from eval.reports.audition import audition_sections, gather_audition
 from eval.runs.judge import material_of
 from eval.runs.spec import Circumstances, JudgingSpec
@@ -33,7 +23,7 @@ _JUDGING = ("dataset", "split", "limit", "text_only", "language")
 @click.command()
 @spec_options(Circumstances, "data", "out", "concurrency", out={"required": True})
 @spec_options(JudgingSpec, *_JUDGING)
-@spec_options(CourtOptions)
+@court_options()
 @spec_options(TableWords)
 @click.option(
     "--memes",
@@ -48,7 +38,6 @@ _JUDGING = ("dataset", "split", "limit", "text_only", "language")
     metavar="FILE",
     help="Write the calibration of full verdicts, for `memecourt serve --audition`; needs --data, with 200 memes.",
 )
-@patience_option
 @shows_sections()
 def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
     """Tries memes whose truth is known in full, and says what the models are fit for and which procedure to run.
@@ -69,7 +58,7 @@ def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
     if labelled:
         own = with_table(options)
     else:
-        own = {"data": draw_memes(options["out"], memes), "dataset": dataset_of("synthetic-harmeme")}
+        options["dataset"], own = "synthetic-harmeme", {"data": draw_memes(options["out"], memes)}
     study = audition_study(plan_of({**options, "procedure": "full"}, **own), labelled=labelled)
     if calibrate is not None:
         tried = material_of(study.plan, Progress()).memes

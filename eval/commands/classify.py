@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.question import read_question
 from court.settings import TrialSettings
-from eval.commands.options import CourtOptions, Shown, dataset_of, patience_option, plan_of, run_watched, shows_sections
+from eval.commands.options import Shown, court_options, dataset_of, plan_of, run_watched, shows_sections
 from eval.datasets.card import DatasetCard
 from eval.datasets.read import require_same_labels
 from eval.models.vllm_session import VllmSessions
@@ -75,8 +75,7 @@ from serving.models.connect import pictures_per_prompt
     data={"required": True},
     out={"required": True, "help": "Folder of the run or of the grid."},
 )
-@spec_options(
-    CourtOptions,
+@court_options(
     model={
         "help": 'Model at --llm-url, or "precedents" for the vote of labelled memes without a model. [default: '
         "precedents, unless --llm-url or --vllm is given]"
@@ -84,7 +83,6 @@ from serving.models.connect import pictures_per_prompt
     encoder={"help": "Encoder of the labelled memes. [default: builtin]"},
     policy={"help": "With --trial: policy file (TOML)."},
 )
-@patience_option
 @shows_sections()
 def classify(**options: Any) -> Shown:
     """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.

@@ -368,6 +368,11 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"dataset": card, "data": table.data}
 
 
+def court_options(**changed: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that set up the court, with these changes, and tell how long a meme waits for it."""
+    return with_options(spec_options(CourtOptions, **changed), patience_option)
+
+
 def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options of a study: what is judged, and how, with these defaults."""
     required = {"required": True}
@@ -385,8 +390,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
             data=required,
             out={"required": True, "metavar": "STUDY"},
         ),
-        spec_options(CourtOptions),
-        patience_option,
+        court_options(),
     )
 
 

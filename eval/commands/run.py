@@ -7,16 +7,7 @@ from typing import Any
 import click
 
 from court.errors import CourtError, Unavailable
-from eval.commands.options import (
-    CourtOptions,
-    Shown,
-    TableWords,
-    patience_option,
-    plan_of,
-    run_watched,
-    shows_sections,
-    with_table,
-)
+from eval.commands.options import Shown, TableWords, court_options, plan_of, run_watched, shows_sections, with_table
 from eval.reports.sections import Section
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
@@ -32,9 +23,8 @@ from serving.models.vllm import VllmFailed
 @click.command()
 @spec_options(JudgingSpec)
 @spec_options(Circumstances, data={"required": True}, out={"required": True})
-@spec_options(CourtOptions)
+@court_options()
 @spec_options(TableWords)
-@patience_option
 @shows_sections(page=False)
 def run(**options: Any) -> Shown:
     """Judges every meme of a split and stores predictions and records in a folder of plain files.
