@@ -370,7 +370,7 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def court_options(**changed: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options that set up the court, with these changes, and tell how long a meme waits for it."""
-    return with_options(spec_options(CourtOptions, **changed), patience_option)
+    return with_options(spec_options(CourtOptions, with_defaults=False, **changed), patience_option)
 
 
 def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
