@@ -107,7 +107,12 @@ def classify(**options: Any) -> Shown:
         async with VllmSessions(progress.tell, pictures=pictures, flags=options["vllm_flags"]) as sessions:
             for plan in plans:
                 progress.tell(f"{plan.name} …")
-                await run(await _with_server(plan, sessions), progress)
+                served = plan
+                # Started where one of the runs has something left to ask.
+                if plan.vllm is not None and not RunFolder(plan.out).finished:
+                    llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
+                    served = replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))
+                await run(served, progress)
 
     plans = _plans(options)
     run_watched(run_all)
@@ -121,14 +126,6 @@ def classify(**options: Any) -> Shown:
         figures=tasks.as_json(report),
         end=["", f"{out} holds it. memecourt-eval report {out} shows it again."],
     )
-
-
-async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
-    """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
-    if plan.vllm is None or RunFolder(plan.out).finished:
-        return plan
-    llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
-    return replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))
 
 
 def _plans(options: dict[str, Any]) -> list[Plan]:

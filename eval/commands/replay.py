@@ -1,7 +1,7 @@
 """``memecourt-eval replay``: what today's code makes of the answers that recorded trials were given."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -79,17 +79,12 @@ async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path
     open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
     if folder is not None:
         return [await rerun(record) for record in _in_files(folder)]
-    return [await rerun(record) async for record in _in_docket(settings, trial_ids)]
-
-
-async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIterator[TrialRecord]:
-    """Records of these trials; of all that are not erased, the first opened first, if none are named."""
     async with docket_in(settings) as store:
-        for trial_id in trial_ids:
-            yield await store.trials.record(trial_id)
-        if not trial_ids:
-            async for record in Selection(store.index, store.trials, TrialFilter(erased=False)).records():
-                yield record
+        if trial_ids:
+            return [await rerun(await store.trials.record(trial_id)) for trial_id in trial_ids]
+        # The first opened first.
+        records = Selection(store.index, store.trials, TrialFilter(erased=False)).records()
+        return [await rerun(record) async for record in records]
 
 
 def _in_files(folder: Path) -> Iterator[TrialRecord]:

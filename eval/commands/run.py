@@ -36,7 +36,11 @@ def run(**options: Any) -> Shown:
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
     # Before anything is started: a usage error must not cost a server's start.
-    plan = _planned(options)
+    plan = plan_of(options, **with_table(options))
+    if plan.ray_workers and not plan.ray:
+        raise click.UsageError("--ray-workers goes with --ray.")
+    if plan.vllm and plan.ray:
+        raise click.UsageError("--vllm starts a server that other machines can't reach; leave --ray out with it.")
 
     async def run_to_end(progress: Progress) -> None:
         try:
@@ -49,15 +53,6 @@ def run(**options: Any) -> Shown:
 
     run_watched(run_to_end)
     return _shown(plan)
-
-
-def _planned(options: dict[str, Any]) -> Plan:
-    plan = plan_of(options, **with_table(options))
-    if plan.ray_workers and not plan.ray:
-        raise click.UsageError("--ray-workers goes with --ray.")
-    if plan.vllm and plan.ray:
-        raise click.UsageError("--vllm starts a server that other machines can't reach; leave --ray out with it.")
-    return plan
 
 
 def _shown(plan: Plan) -> Shown:

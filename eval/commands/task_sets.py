@@ -85,8 +85,7 @@ def build(candidates: Path, **options: Any) -> Shown:
         words = options["stop_words"].read_text("utf-8-sig").splitlines() if options["stop_words"] else ()
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{options['stop_words']} can't be read: {error}.") from None
-    named = {name: options[name] for name in ("near", "per_field", "hardest", "seed")}
-    bounds = {name: value for name, value in named.items() if value is not None}
+    bounds = {name: options[name] for name in ("near", "per_field", "hardest", "seed") if options[name] is not None}
     rules = {"stop_words": tuple(filter(None, map(str.strip, words))), "fields": fields, **bounds}
     out: Path = options["out"]
     if out.exists():

@@ -300,11 +300,14 @@ def summarise(rated: SheetRatings) -> list[dict[str, Any]]:
         # Only repeats were rated by this criterion.
         if mean is None:
             continue
-        kappas, alike = _pairwise(by_item), twice[criterion]
+        raters = sorted({who for own in by_item.values() for who in own})
+        pairs = itertools.combinations(raters, 2)
+        both = ([(own[a], own[b]) for own in by_item.values() if a in own and b in own] for a, b in pairs)
+        kappas, alike = [kappa for each in both if (kappa := weighted_kappa(each)) is not None], twice[criterion]
         figures = {
             "criterion": criterion,
             "items": len(by_item),
-            "raters": len({who for own in by_item.values() for who in own}),
+            "raters": len(raters),
             "mean": mean,
             "fleiss": fleiss([[str(score) for score in own.values()] for own in by_item.values()]),
             "cohen": float(np.mean(kappas)) if kappas else None,
@@ -327,15 +330,6 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
     # Includes unused scores: weights depend on positions, and 2 and 5 must not become adjacent if 3 and 4 are unused.
     scores = range(min(*one, *other), max(*one, *other) + 1)
     return float(cohen_kappa_score(one, other, labels=scores, weights="quadratic"))
-
-
-def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:
-    raters = sorted({who for own in by_item.values() for who in own})
-    values = (
-        weighted_kappa([(own[one], own[other]) for own in by_item.values() if one in own and other in own])
-        for one, other in itertools.combinations(raters, 2)
-    )
-    return [value for value in values if value is not None]
 
 
 def rating_section(found: Sequence[Mapping[str, Any]], what: str, paper: Mapping[str, Any]) -> Section:
