@@ -5,15 +5,7 @@ from typing import Any
 
 import click
 
-from eval.commands.options import (
-    Shown,
-    dataset_of,
-    plan_of,
-    run_watched,
-    score_by_protocol,
-    shows_sections,
-    study_options,
-)
+from eval.commands.options import Shown, plan_of, run_watched, score_by_protocol, shows_sections, study_options
 from eval.reports.tasks import choice_section
 from eval.runs.judge import material_of
 from eval.runs.results import read_results
@@ -46,14 +38,15 @@ def sweep(axes: tuple[str, ...], thresholds: str, **options: Any) -> Shown:
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
     # Before anything is tried: on a test split not even one setting may be chosen.
-    require_not_test(dataset_of(options["dataset"]), options["split"])
+    plan = plan_of(options)
+    require_not_test(plan.dataset, options["split"])
     scores = parse_thresholds(thresholds)
     parsed = [parse_axis(axis) for axis in axes]
     if not parsed and not scores:
         raise click.UsageError("Give a --grid or --thresholds: there is nothing to choose from.")
     if len(dict(parsed)) < len(parsed):
         raise click.UsageError("Each setting has one --grid, with all its values.")
-    study = Study("sweep", plan_of(options), grid(dict(parsed)))
+    study = Study("sweep", plan, grid(dict(parsed)))
     # Before hours of runs: nothing could be chosen by them.
     memes = material_of(study.plan, Progress()).memes
     protocols = score_by_protocol(

@@ -92,7 +92,6 @@ def witness(context: click.Context, /, **options: Any) -> Shown:
 
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
-    """Raises click.UsageError where options do not go together."""
     if "fire" in options["arms"] and not {"all", "witness"} & set(options["arms"]):
         raise click.UsageError("--arm fire makes as many calls as the witness: add --arm witness.")
     names = ("claims", "corpus", "search_url", "citations_by")

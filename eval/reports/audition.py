@@ -366,7 +366,6 @@ class AuditionResult:
 
 
 def _failed(record: TrialRecord) -> tuple[CheckFailed, ...]:
-    """Returns the checks that failed in a trial."""
     return record.checked.failed if record.checked else ()
 
 

@@ -118,10 +118,7 @@ class PolicyTrials:
 
     @asynccontextmanager
     async def court(self, policy: Policy) -> AsyncIterator[StoredCourt]:
-        """Opens a court with this policy, behind the store of calls.
-
-        Raises as :func:`serving.wiring.open_court`.
-        """
+        """Opens a court with this policy, behind the store of calls."""
         require_models(Procedure.FULL, self.settings)
         self.out.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -204,9 +201,7 @@ class Suggestion:
 async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggestion:
     """Lets the Judge's model reword a clause by half of its examples, and tries the wording on all others.
 
-    Raises:
-        BadRequest: The policy has no such clause, or too few examples to hold any back.
-        As :meth:`PolicyTrials.judge`.
+    Raises BadRequest: The policy has no such clause, or too few examples to hold any back.
     """
     clause = next((each for each in policy.clauses if each.number == number), None)
     if clause is None:
