@@ -41,7 +41,9 @@ class StagePlan:
         """
         samples = [one for table in self.asked["tables"].values() for one in table.get("sample", ())]
         if samples and all("memes" in one for one in samples):
-            return sum(one["memes"] for one in samples)
+            named = sum(one["memes"] for one in samples)
+            # A limit may be above what there is.
+            return min(named, self.spec.items) if limit else named
         found, given = self.spec.items, dict(pairwise(self.words))
         if read and self.words[0] in ("ablate", "classify"):
             card = find_card(given["--dataset"])

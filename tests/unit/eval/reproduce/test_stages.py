@@ -158,6 +158,7 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
     )
     assert [one["memes"] for one in planned("memearena", 900)["arena"].asked["tables"]["arena"]["sample"]] == [250] * 3
     assert planned("probench", 10)["arena"].words[-2:] == ("--limit", "10")
+    assert planned("adammeme", 10**20)["gpt-4o"].memes(10**20, read=False) == 1577
     probe = planned("adammeme", 9)["gpt-4o"]
     assert [one["memes"] for one in probe.asked["tables"]["probe"]["sample"]] == [
         3,
