@@ -98,7 +98,8 @@ class Expression(CardModel):
         """Columns of the row that the value is computed from; placeholders in names are left as they are."""
         own = {self.column, self.path.split(".")[0], *self.list_}
         if self.join:
-            own |= {self.join.on, *placeholders_of(self.join.file + self.join.column)} - _FIELDS
+            # The key may be a column that is called like a field, such as id.
+            own |= {self.join.on} | (set(placeholders_of(self.join.file + self.join.column)) - _FIELDS)
         return {name for name in own if name} | (self.else_.columns() if self.else_ else set())
 
 

@@ -138,3 +138,13 @@ def test_invalid_language_is_refused_before_the_run_starts(data, monkeypatch):
     (data / "test.jsonl").write_text((data / "test.jsonl").read_text().replace('"not a tag"', '""'))
     assert "names no language" in invoke(*run, "--out", data / "run", code=1)
     assert not (data / "run" / "manifest.json").exists()
+
+
+def test_text_is_joined_by_a_column_called_id(tmp_path):
+    # {id} in a name stands for a field of the meme; the key of a join is a column of the file.
+    text = 'text = { join = { file = "texts.csv", on = "id", column = "words" } }'
+    (tmp_path / "card.toml").write_text(CARD.replace('text = "text"', text))
+    (tmp_path / "test.jsonl").write_text('{"id": "a", "votes": ["1"], "mood": []}\n')
+    (tmp_path / "texts.csv").write_text("id,words\na,people from Blueland\n")
+    (meme,) = read_split(find_card(str(tmp_path / "card.toml")), tmp_path, "test").memes
+    assert meme.text == "people from Blueland"
