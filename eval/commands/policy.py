@@ -97,7 +97,7 @@ def test(file: Path, out: Path, against: Path | None, **options: Any) -> Shown:
 
 
 def _findings(own: Policy, judged: Sequence[Example]) -> tuple[dict[str, Any], list[str], list[Section]]:
-    """What verdicts on the examples of a policy show of it: figures, sentences, and sections."""
+    """Figures, sentences and sections of what verdicts on the examples of a policy show of it."""
     rows, confusion = [], dict[str, dict[str, int]]()
     gaps, wide, dead, clashes = list[str](), list[str](), list[str](), list[tuple[str, str]]()
     for number in (clause.number for clause in own.clauses):

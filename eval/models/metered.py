@@ -106,7 +106,9 @@ class CallBudget:
         """Counts a call that is about to be made. Raises BudgetSpent if it may not be."""
         self.spent = self.made == self.most
         if self.spent:
-            raise BudgetSpent(f"The {self.made:,} calls of {self.name} are made.")
+            raise BudgetSpent(
+                f"The {self.made:,} calls of {self.name} are made. Replies are kept: raise it, and go on."
+            )
         self.made += 1
 
 

@@ -30,7 +30,7 @@ class StagePlan:
     words: tuple[str, ...]
     file: Path
     missing: str
-    asked: Mapping[str, Any]
+    request: Mapping[str, Any]
     """Words, models and tables that its figures are of, wherever servers and the folder are."""
     content: str = ""
 
@@ -39,17 +39,17 @@ class StagePlan:
 
         Raises BadRequest: The split can't be read.
         """
-        samples = [one for table in self.asked["tables"].values() for one in table.get("sample", ())]
+        samples = [one for table in self.request["tables"].values() for one in table.get("sample", ())]
         if samples and all("memes" in one for one in samples):
-            named = sum(one["memes"] for one in samples)
+            named: int = sum(one["memes"] for one in samples)
             # A limit may be above what there is.
             return min(named, self.spec.items) if limit else named
-        found, given = self.spec.items, dict(pairwise(self.words))
+        found, options = self.spec.items, dict(pairwise(self.words))
         if read and self.words[0] in ("ablate", "classify"):
-            card = find_card(given["--dataset"])
-            split, drops = given.get("--split", card.first_test()), "--drop-precedents" in self.words
-            memes = read_split(card, Path(given["--data"]), split, task=given.get("--task", "")).memes
-            dropped = labels_dropped(card, [Protocol(given["--protocol"])]) if drops else ()
+            card = find_card(options["--dataset"])
+            split, drops = options.get("--split", card.first_test()), "--drop-precedents" in self.words
+            memes = read_split(card, Path(options["--data"]), split, task=options.get("--task", "")).memes
+            dropped = labels_dropped(card, [Protocol(options["--protocol"])]) if drops else ()
             found = len(judged_memes(memes, limit, 0, dropped))
         return min(found, limit or found)
 
@@ -60,7 +60,7 @@ class StagePlan:
         except FileNotFoundError:
             return None
         figures = found.pop("figures")
-        if found == self.asked:
+        if found == self.request:
             return figures
         # Compared anew, as it costs no call: there may be more to compare.
         if not self.spec.calls[1]:
@@ -73,7 +73,7 @@ class StagePlan:
 
     def store(self, figures: Any) -> None:
         """Keeps the figures of the finished stage."""
-        replace_file(self.file, json.dumps({**self.asked, "figures": figures}) + "\n")
+        replace_file(self.file, json.dumps({**self.request, "figures": figures}) + "\n")
 
 
 def plan_stages(
@@ -143,7 +143,7 @@ def plan_stages(
         names_memes = any("sample" in table for table in own.values())
         words += ("--limit", str(limit)) if limit and spec.seeded and not names_memes else ()
         elsewhere = {**filled, "out": "STUDY", "models": "MODELS"}
-        asked = {
+        request = {
             "command": [_filled(word, elsewhere) for word in words],
             "models": {name: one["model"] for name, one in used.items()},
             "tables": json.loads(json.dumps(own)),
@@ -158,7 +158,7 @@ def plan_stages(
                 tuple(_filled(word, filled) for word in words),
                 out / STAGES / f"{spec.id}.json",
                 missing="; ".join(missing),
-                asked=asked,
+                request=request,
                 content=content.replace("{data}", filled["data"]) if reads_models else "",
             )
         )

@@ -167,7 +167,11 @@ def test_changed_policy_is_compared_on_recorded_cases(tmp_path, invoke):
         assert before["clause_gone"] == 0 and not before["calls_made"]
         few = json.loads(invoke(*settings(url, "policy", "diff", new, "--ask", "--most-calls", "2", "--json")))
         assert few["calls_made"] == 2 and few["calls_needed"] == before["calls_needed"] and few["compared"] < 3
-        assert list(few["not_compared"]) == ["The 2 calls of --most-calls are made."] and not few["need_models"]
+        assert (
+            list(few["not_compared"])
+            == ["The 2 calls of --most-calls are made. Replies are kept: raise it, and go on."]
+            and not few["need_models"]
+        )
         after = json.loads(invoke(*settings(url, "policy", "diff", new, "--ask", "--json")))
         same = json.loads(invoke("policy", "diff", old, "--json"))
     assert same["compared"] == 3 and not same["changed"] and not same["need_models"]

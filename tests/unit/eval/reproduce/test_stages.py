@@ -156,11 +156,13 @@ def test_limit_reaches_arenas_and_probes(tmp_path):
         tomllib.loads(arena["detect"].content)["arena"]["sample"]
         == tomllib.loads(arena["arena"].content)["arena"]["sample"]
     )
-    assert [one["memes"] for one in planned("memearena", 900)["arena"].asked["tables"]["arena"]["sample"]] == [250] * 3
+    assert [one["memes"] for one in planned("memearena", 900)["arena"].request["tables"]["arena"]["sample"]] == [
+        250
+    ] * 3
     assert planned("probench", 10)["arena"].words[-2:] == ("--limit", "10")
     assert planned("adammeme", 10**20)["gpt-4o"].memes(10**20, read=False) == 1577
     probe = planned("adammeme", 9)["gpt-4o"]
-    assert [one["memes"] for one in probe.asked["tables"]["probe"]["sample"]] == [
+    assert [one["memes"] for one in probe.request["tables"]["probe"]["sample"]] == [
         3,
         3,
         3,
@@ -352,7 +354,7 @@ def test_models_and_tables_of_a_stage_become_its_file_of_models(tmp_path):
     )
     read = tomllib.loads(plan.content)
     assert read == {"models": models, "arena": {"levels": 3, "judges": ["main"]}}
-    assert "http://a/v1" not in str(plan.asked) and plan.missing.startswith("bingcheck.jsonl is missing")
+    assert "http://a/v1" not in str(plan.request) and plan.missing.startswith("bingcheck.jsonl is missing")
 
 
 # Demonstrations: every figure is known from the drawn data
