@@ -233,9 +233,9 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
     found: Row = {"key": key, "groups": [], "ungrouped": 0, "test": None, "p": None, "shown": False}
     parts: dict[str, list[Event]] = defaultdict(list)
     if key == EACH_ROUND:
-        for event in judged_in(events, "rounds"):
+        for judged in judged_in(events, "rounds"):
             # Each round is ranked as if it were an arena.
-            parts[str(event.round)].append(event.model_copy(update={"study": "arena"}))
+            parts[str(judged.round)].append(judged.model_copy(update={"study": "arena"}))
         if not parts:
             raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
         answered = [event for event in events if isinstance(event, Answered)]
