@@ -20,7 +20,7 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.items import Protocol
 from eval.datasets.known import find_card, recognised
 from eval.datasets.plain_table import PlainTable, read_plain_table
-from eval.datasets.read import CARD, DETECT, language_identifier
+from eval.datasets.read import CARD, DETECT
 from eval.models.vllm_session import SERVER, VllmChoice
 from eval.reports.sections import Section, as_page, as_text
 from eval.runs.held_out import with_test_share
@@ -87,7 +87,7 @@ class Shown:
 
 
 def write_answer(answer: Shown, page: Path) -> None:
-    """Writes sections as a page. Raises NotLoaded: jinja2 or matplotlib is not installed."""
+    """Writes sections as a page."""
     command = answer.command or command_line()
     write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
 
@@ -405,8 +405,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
     same = {one.name for one in fields(Plan)} - {"dataset", "settings", "vllm"}
     values = {name: value for name, value in options.items() if name in same and value not in (None, "")}
     language, started = options.get("language") or "", court.started(procedure)
-    if language == DETECT:
-        language_identifier()  # what is not installed is said before anything is prepared
     planned: dict[str, Any] = {
         "name": options["out"].resolve().name if options.get("out") else "",  # a folder may be named by a point alone
         "concurrency": 4 if procedure == "SUMMARY" else 16,  # without a model, this machine's processors are the limit

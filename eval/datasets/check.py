@@ -218,7 +218,6 @@ class _Found:
         self.findings.append(DatasetFault(kind, split, what, count=count or len(where) or 1, where=tuple(where)))
 
     def _name_of(self, place: int) -> str:
-        """Position and id of a meme."""
         return f"{self._splits[place]}:{self._lines[place]} ({self.ids[place]})"
 
     def note_other(self, data: Path) -> None:

@@ -21,7 +21,6 @@ from retrieval.library.tables import parse_object, read_text
 CARDS_VARIABLE = "MEMECOURT_CARDS"
 SYNTHETIC_KEY = "synthetic.json"
 """File beside synthetic data that records how they were generated."""
-# A few rows are enough to see the columns; rows of JSON lines may lack some.
 _PEEKED = 20
 """Rows sampled for the columns of a file."""
 _SHIPPED = Path(__file__).parent / "cards"

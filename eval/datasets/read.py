@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from court.digests import digest
-from court.errors import BadRequest, NotLoaded
+from court.errors import BadRequest
 from court.meme import checked_language
 from court.question import CourtQuestion
 from court.verdict import Label
@@ -23,7 +23,6 @@ from eval.datasets.card_split import DOUBLED, CardReader
 from eval.datasets.items import JudgedMeme, Level, Protocol, of_level
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for, recognised
 from eval.datasets.plain_table import PlainTable, read_plain_table
-from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source
 
 EXAMPLES = "examples of"
@@ -124,7 +123,8 @@ def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", cho
     compared = {} if reader.refused else reader.labels
     differences = card.count_differences(reader.split, reader.rows - reader.elsewhere, compared)
     return SplitRead(
-        memes=_with_picture_names(memes, reader.pictures),
+        # Names by which pictures are found only for selected memes: each costs a disk access.
+        memes=tuple(one.model_copy(update={"image": reader.pictures.name_of(*one.picture)}) for one in memes),
         problems=tuple(sorted((*reader.problems, *unlabelled), key=lambda problem: problem.line)),
         notes=(
             *(f"{count:,} {what}" for what, count in counts.items() if count),
@@ -135,16 +135,6 @@ def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", cho
         files=reader.digests(),
         named=reader.pictures.named,
     )
-
-
-def _with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -> tuple[JudgedMeme, ...]:
-    """The memes with the names by which their pictures are found. Raises BadRequest if several files match."""
-    found = []
-    # Only for selected memes: each name costs a disk access.
-    for meme in memes:
-        name = pictures.name_of(*meme.picture)
-        found.append(meme if name == meme.image else meme.model_copy(update={"image": name}))
-    return tuple(found)
 
 
 def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
@@ -351,7 +341,8 @@ def sample(
         label = stratum_of(meme)
         counts[label] += 1
         heap = best.setdefault(label, [])
-        entry = (-_rank(meme, seed), -place, meme)
+        rank = int.from_bytes(hashlib.sha256(f"{seed}\0{meme.id}".encode()).digest())
+        entry = (-rank, -place, meme)
         # No label can have more memes than the whole sample.
         if len(heap) < limit:
             heapq.heappush(heap, entry)
@@ -366,10 +357,6 @@ def sample(
         shares[label] += 1
     taken = [entry for label in labels for entry in heapq.nlargest(shares[label], best[label])]
     return tuple(meme for _, _, meme in sorted(taken, key=lambda entry: -entry[1]))
-
-
-def _rank(meme: JudgedMeme, seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{meme.id}".encode()).digest())
 
 
 DETECT = "detect"
@@ -391,16 +378,9 @@ def language_identifier() -> Any:
 
     Chosen by measurement on the sixty short captions in twelve languages of `test_language.py`: 59 correct
     in 134 MB, whereas lingua 2.1 gets 58 right in 1.2 GB and takes a thousand times as long.
-
-    Raises NotLoaded: py3langid is not installed.
     """
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise NotLoaded(
-            f"Detecting languages needs {error.name}, which is not installed: pip install 'memecourt[eval]'.",
-            reason="LANGUAGES_NOT_INSTALLED",
-        ) from None
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
@@ -409,9 +389,6 @@ def language_of(text: str, wanted: str) -> str:
 
     Args:
         wanted: A BCP 47 tag, returned unchanged; :data:`DETECT`, for an ISO 639-1 code; or empty for no language.
-
-    Raises:
-        NotLoaded: Detection was requested, but py3langid is not installed.
     """
     if wanted != DETECT:
         return wanted

@@ -1,7 +1,5 @@
 """Reads rows of the file formats in which data sets are published, one by one: text, Parquet and Arrow."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import defaultdict
@@ -74,7 +72,7 @@ class Coded(Sequence[T_co]):
         return map(self.words.__getitem__, self.codes.tolist())
 
     @classmethod
-    def of(cls, cells: Sequence[T_co]) -> Coded[T_co]:
+    def of(cls, cells: Sequence[T_co]) -> "Coded[T_co]":
         """Cells as they are coded, the different ones in order of their first rows."""
         if isinstance(cells, Coded):
             return cells
@@ -82,7 +80,7 @@ class Coded(Sequence[T_co]):
         codes = np.fromiter(map(places.__getitem__, cells), np.int64, len(cells))
         return cls(tuple(places), codes)
 
-    def with_words(self, change: Callable[[Any], S]) -> Coded[S]:
+    def with_words(self, change: Callable[[Any], S]) -> "Coded[S]":
         """Applies a change to each word that occurs in a row; a header may occur in none."""
         there = np.bincount(self.codes, minlength=len(self.words)) > 0
         return Coded(tuple(map(change, compress(self.words, there))), (np.cumsum(there) - 1)[self.codes])
@@ -122,11 +120,11 @@ class Block:
         is_text = self.texts and not name.startswith("@")
         return TEXTS if is_text else frozenset(map(type, self.columns[name]))
 
-    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Block:
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Block":
         """The rows with further columns."""
         return replace(self, columns={**self.columns, **columns})
 
-    def taken(self, here: NDArray[np.bool_]) -> Block:
+    def taken(self, here: NDArray[np.bool_]) -> "Block":
         """The rows for which ``here`` is true."""
         places = np.flatnonzero(here).tolist()
 
@@ -407,7 +405,6 @@ def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
 
 
 def _shared(column: Any) -> Sequence[str]:
-    """Cells of a column of texts."""
     if len(column.slice(0, _BATCH).unique()) * 10 > min(len(column), _BATCH):
         return tuple(column.to_pylist())
     coded = column.combine_chunks().dictionary_encode()
@@ -586,7 +583,6 @@ def _is_picture(kind: Any) -> bool:
 
 
 def _parts_of(kind: Any) -> set[str]:
-    """Names of the fields of a struct; empty for other types."""
     import pyarrow as arrow
 
     return {part.name for part in kind} if arrow.types.is_struct(kind) else set()

@@ -3,12 +3,10 @@
 An expression is a column name or a table of verbs, which apply in the order in which :class:`Expression` lists them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -65,7 +63,7 @@ class Expression(CardModel):
     suffix: str = ""
     none: tuple[str, ...] = ()
     """Values that stand for a missing value."""
-    else_: Expression | None = Field(default=None, alias="else")
+    else_: "Expression | None" = Field(default=None, alias="else")
     """Fallback if there is no value."""
 
     @model_validator(mode="before")
@@ -74,7 +72,7 @@ class Expression(CardModel):
         return {"column": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Expression:
+    def _one_origin(self) -> Self:
         # `const` is compared with None, as a card may mean an empty text.
         origins = [self.column != "", self.path != "", bool(self.list_), self.join is not None, self.const is not None]
         if sum(origins) != 1:

@@ -9,8 +9,6 @@ same way again; above, redrawing only bad draws would be cherry-picking. Errors 
 nor is a server's inability to return log-probabilities.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac
@@ -21,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.engine import Engine
@@ -83,7 +81,7 @@ class CachedModel:
     """A :class:`~court.ports.ChatModel` that answers from the call cache when possible."""
 
     inner: ChatModel
-    store: CallCache
+    store: "CallCache"
     server: Mapping[str, Any]
     seed: int = 0
     hits: HitCounter = field(default_factory=HitCounter)
@@ -133,7 +131,7 @@ class StoredServers(CachedModel):
         """Addresses of the servers, without keys."""
         return self.inner.urls
 
-    def pinned(self, key: str) -> StoredServers:
+    def pinned(self, key: str) -> Self:
         """See :meth:`court.ports.ReplicatedModel.pinned`. A reply is the same from any of the servers."""
         return replace(self, inner=self.inner.pinned(key))
 
@@ -143,7 +141,7 @@ class StoredServers(CachedModel):
 
 
 def stored_models(
-    role_models: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
+    role_models: RoleModels, store: "CallCache", *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
     """Puts the call cache in front of the models of a trial."""
     wrapped: dict[int, StoredServers] = {}

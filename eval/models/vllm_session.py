@@ -9,8 +9,6 @@
 For work that uses several models one after the other, :class:`VllmSessions` runs one of them at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -54,7 +52,7 @@ class VllmTurns:
         self._turns: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def turn(self, model: str) -> AsyncIterator[ServedModel]:
+    async def turn(self, model: str) -> AsyncIterator["ServedModel"]:
         """Waits for a model's turn, which lasts at least as long as the context.
 
         Raises:
@@ -232,7 +230,6 @@ class VllmSessions(AsyncExitStack):
     """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task."""
 
     def __init__(self, tell: Callable[[str], None], **options: Any) -> None:
-        """Takes the options of :func:`vllm_session`, which hold for all models."""
         super().__init__()
         self._tell, self._options = tell, options
         self._running: tuple[str, ServedModel] | None = None

@@ -47,7 +47,6 @@ class Result:
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
 
     def __or__(self, other: Self) -> Self:
-        """Joins the figures and goals of two parts of one benchmark."""
         return type(self)({**self.figures, **other.figures}, {**self.goals, **other.goals})
 
     @property

@@ -187,8 +187,6 @@ def _insert(engine: Engine, rows: Sequence[tuple[str, str, str]], group: int) ->
 
 
 async def _write(docket: Docket, trials: Sequence[Sequence[AnyEvent]]) -> None:
-    """Appends all trials concurrently."""
-
     async def append(trial: Sequence[AnyEvent]) -> None:
         for event in trial:
             # An event that is not stored within 10 s counts as missing.

@@ -101,9 +101,9 @@ def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: 
 
 
 def _cpu_of(*arguments: str) -> float:
-    def children_s() -> float:
-        # Of all child processes that have ended: of the user and of the system.
-        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-
     command = [sys.executable, *arguments]
-    return seconds_of(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), children_s)
+    return seconds_of(
+        lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL),
+        # Of all child processes that have ended: of the user and of the system.
+        lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]),
+    )

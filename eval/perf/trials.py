@@ -18,8 +18,6 @@ The court is the real one and calls the model through the real client; the serve
 not measured, are the meme's text, a picture that is never decoded, and a finder of precedents with fixed results.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -124,7 +122,7 @@ def needed(record: TrialRecord, speed: Speed) -> Needed:
 
 
 @asynccontextmanager
-async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Court]:
+async def bar(address: str, *, concurrency: int = 1024, finder: "KnownFinder | None" = None) -> AsyncIterator[Court]:
     """Yields a court that uses a server."""
     load = Load(concurrency)
     async with http_client() as http:
@@ -133,7 +131,7 @@ async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | No
 
 
 def court_of(
-    model: ReplicatedModel, settings: TrialSettings, *, finder: KnownFinder | None = None, temperature: float = 0.0
+    model: ReplicatedModel, settings: TrialSettings, *, finder: "KnownFinder | None" = None, temperature: float = 0.0
 ) -> Court:
     """A court in which one model has all roles."""
     role_model = RoleModel(model, temperature, servers=model)

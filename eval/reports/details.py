@@ -76,7 +76,6 @@ def faults_sections(report: Report) -> list[Section]:
 
 
 def _tried(report: Report) -> list[Group]:
-    """Groups of runs that held trials."""
     return [group for group in report.groups if group.runs[0].results.question is None]
 
 

@@ -4,10 +4,8 @@ Each is drawn from plain values and has a text alternative. It is None only if t
 says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +14,6 @@ from eval.reports.svg import TIP, Ink, drawing, themed
 from eval.scores.courses import Rounds
 from eval.scores.measure import TaskArrays, right_answers
 from eval.scores.metrics import Bin
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GOLD_WORDS = ("not harmful", "harmful")
 _TIPS = 30
@@ -149,7 +143,7 @@ def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], n
         return themed(figure, name, f"Shares of each row. {words}.")
 
 
-def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = False) -> tuple[Figure, tuple[Axes, ...]]:
+def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = False) -> tuple[Any, tuple[Any, ...]]:
     """A figure of the given size in inches, and its axes in reading order."""
     from matplotlib.figure import Figure
 

@@ -180,7 +180,6 @@ def _sample(
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:
-    """Our events as Inspect's, one for one."""
     began = record.opened.at
     for event, calls in record.first_reports:
         at: dict[str, Any] = {

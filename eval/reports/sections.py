@@ -1,22 +1,17 @@
 """The one model of a report: sections that are rendered to a terminal, to Markdown and to a page."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from court.display import split_hidden
-from court.errors import NotLoaded
+from court.record import TrialRecord
 from eval.scores.measure import NOTHING
 from eval.scores.measure import Figure as Estimate
-
-if TYPE_CHECKING:
-    from court.record import TrialRecord
 
 BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""
@@ -171,19 +166,6 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)
 
 
-def need_page() -> None:
-    """Raises NotLoaded if jinja2 or matplotlib is not installed."""
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise NotLoaded(
-            f"A report as a page needs {error.name}, which is not installed: pip install 'memecourt[eval]'. "
-            "Without --html there is nothing more to install.",
-            reason="REPORT_NOT_INSTALLED",
-        ) from None
-
-
 def as_page(
     title: str,
     lead: Sequence[str],
@@ -201,11 +183,7 @@ def as_page(
     Args:
         command: Command line that the figures come from; empty to show none.
         links: Words and relative address of the pages beside it.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed.
     """
-    need_page()
     from markupsafe import Markup
 
     from serving.export.trial_file import style_sheet

@@ -5,18 +5,13 @@ classes, so that a figure follows the page's light or dark theme; inline styles,
 forbids, become attributes. The same figure gives the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Ink:
@@ -80,11 +75,11 @@ def drawing(name: str) -> Iterator[None]:
         yield
 
 
-def themed(figure: Figure, name: str, label: str) -> str:
+def themed(figure: Any, name: str, label: str) -> str:
     """The figure as an ``<svg>`` element for the page.
 
     Args:
-        figure: Drawn within :func:`drawing`, which must still be open.
+        figure: matplotlib's, drawn within :func:`drawing`, which must still be open.
         name: Unique in the page; ids begin with it.
     """
     out = io.BytesIO()

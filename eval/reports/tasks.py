@@ -14,7 +14,7 @@ from court.display import word
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import Outcome, Protocol
-from eval.reports.sections import BESIDE, Drawn, Rows, Section, Tile, need_page, plain
+from eval.reports.sections import BESIDE, Drawn, Rows, Section, Tile, plain
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank
 from eval.scores.compare import Comparison, compare
@@ -287,9 +287,7 @@ def lead_of(report: Report) -> list[str]:
 
 
 def sections_of(report: Report, *, page: bool = False) -> list[Section]:
-    """Figures of all runs; with plots for a page. Raises NotLoaded if what draws them is not installed."""
-    if page:
-        need_page()
+    """Figures of all runs; with plots for a page."""
     sections: list[Section] = []
     if report.unfinished:
         lines = tuple(run.unfinished_words for run in report.unfinished)
@@ -419,7 +417,6 @@ def _run_sections(key: str, title: str, run: RunView, card: TaskCard, *, page: b
 
 
 def _label_rows(card: TaskCard) -> Rows:
-    """Figures of each label, with a row per label."""
     kinds = [kind for kind in (*KINDS, *KINDS_OF_MANY) if any(f"{kind}:{label}" in card.figures for label in card.gold)]
     scored = card.over.get("auroc", card.n)
     heads = {"auroc": f"AUROC of {scored:,}" if scored < card.n else "AUROC", "auroc-strict": "AUROC, strict"}

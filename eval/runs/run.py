@@ -129,7 +129,6 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 
 async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
-    """Returns the way in which the memes of a run are solved."""
     seed = plan.seed + (plan.control == Control.RESEEDED)
     stored = StoredCourt(executor, calls, plan.server, seed, fetches=plan.control == Control.FETCHING)
     if plan.comparator:

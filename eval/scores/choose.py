@@ -163,7 +163,6 @@ def rank(
 def _systems(
     read: Sequence[Answers], protocol: Protocol | None, thresholds: Sequence[float]
 ) -> list[tuple[str, float | None, TaskArrays]]:
-    """Run, threshold and answers of each system."""
     systems: list[tuple[str, float | None, TaskArrays]] = []
     for each in read:
         arrays, scores = each.arrays, each.arrays.scores[:, -1]

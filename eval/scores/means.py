@@ -21,7 +21,6 @@ class ResampledMeans:
     """Draws of memes with replacement; figures over the same draws can be compared as pairs."""
 
     def __init__(self, memes: Iterable[str], resamples: int, seed: int) -> None:
-        """Draws the resamples."""
         # A meme with several values has one place, so that they are drawn together.
         self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
         n = len(self._places)

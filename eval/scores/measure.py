@@ -7,8 +7,6 @@ are scored one by one. 0 / 0 in an F1 counts as 0, as in scikit-learn. Metrics o
 the memes that have some; each has a strict form over all memes, in which those without are as wrong as they can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +37,37 @@ class Figure:
     other figures at 0 or 1."""
     high: float
     """97.5th percentile over the resamples, or the exact upper bound in the same cases."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskArrays:
+    """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order."""
+
+    labels: tuple[str, ...]
+    gold: Bools
+    """Boolean of shape (memes, labels)."""
+    predicted: Bools
+    """Boolean of shape (memes, labels); all False if there is no answer."""
+    answered: Bools
+    """Boolean of shape (memes,)."""
+    scores: Floats
+    """float64 of shape (memes, labels), probabilities of the labels; NaN if there are none."""
+    votes: NDArray[np.int64] | None = None
+    """int64 of shape (memes, labels), number of annotators who gave each label; None if unknown."""
+
+    def replaced(self, predicted: Bools) -> "TaskArrays":
+        """Returns the same memes with other answers: every meme is answered, and none has scores."""
+        none = np.full(self.scores.shape, np.nan)
+        return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
+
+    def at(self, memes: Bools | Ints) -> "TaskArrays":
+        """Returns some of the memes, bool of shape (memes,), or those at some places."""
+        votes = None if self.votes is None else self.votes[memes]
+        rows = (self.gold[memes], self.predicted[memes], self.answered[memes], self.scores[memes])
+        return TaskArrays(self.labels, *rows, votes)
+
+
+Metric = Callable[[TaskArrays, Floats], Floats]
 
 
 def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
@@ -287,37 +316,6 @@ def _draws_of(arrays: TaskArrays, groups: Ints | None) -> dict[str, int]:
         micro = draws(*(np.asarray(some.any(axis=1)) for some in (yes, no)))
         found |= {kind: draws(*yes.T, *no.T), f"micro-{kind}": micro}
     return found
-
-
-Metric = Callable[["TaskArrays", Floats], Floats]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TaskArrays:
-    """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order."""
-
-    labels: tuple[str, ...]
-    gold: Bools
-    """Boolean of shape (memes, labels)."""
-    predicted: Bools
-    """Boolean of shape (memes, labels); all False if there is no answer."""
-    answered: Bools
-    """Boolean of shape (memes,)."""
-    scores: Floats
-    """float64 of shape (memes, labels), probabilities of the labels; NaN if there are none."""
-    votes: NDArray[np.int64] | None = None
-    """int64 of shape (memes, labels), number of annotators who gave each label; None if unknown."""
-
-    def replaced(self, predicted: Bools) -> TaskArrays:
-        """Returns the same memes with other answers: every meme is answered, and none has scores."""
-        none = np.full(self.scores.shape, np.nan)
-        return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
-
-    def at(self, memes: Bools | Ints) -> TaskArrays:
-        """Returns some of the memes, bool of shape (memes,), or those at some places."""
-        votes = None if self.votes is None else self.votes[memes]
-        rows = (self.gold[memes], self.predicted[memes], self.answered[memes], self.scores[memes])
-        return TaskArrays(self.labels, *rows, votes)
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:

@@ -1,20 +1,14 @@
 """Rows of a file of predictions in any supported format: CSV, JSON lines, Parquet, or an Inspect AI log."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
 from eval.datasets.record_files import kind_of
 from eval.scores.meme_rows import table_records
 from retrieval.library.tables import Record
-
-if TYPE_CHECKING:
-    from inspect_ai.log import EvalSample
-
 
 _COLUMNS = ("id", "label")
 
@@ -97,8 +91,7 @@ def _log_rows(path: Path, scorer: str) -> PredictionRows:
     return PredictionRows("sample", records, tuple(notes))
 
 
-def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
-    """A sample's row from the scorer's answer."""
+def _record(sample: Any, scorer: str) -> dict[str, Any] | str:
     if sample.epoch > 1:
         return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
     # A sample that ended in an error is the system's failure: it counts as wrong and is not rejected.
@@ -107,7 +100,6 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
     return {"id": sample.id, "label": "" if sample.error else _answer(sample, scorer)}
 
 
-def _answer(sample: EvalSample, scorer: str) -> str:
-    """The scorer's answer; empty if it has none."""
+def _answer(sample: Any, scorer: str) -> str:
     score = (sample.scores or {}).get(scorer)
     return (score.answer or "").strip() if score is not None else ""

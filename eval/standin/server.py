@@ -155,7 +155,6 @@ class FakeModelServer:
             return web.Response()
 
     async def _inject(self, request: web.Request, fault: InjectedFault) -> None:
-        """Injects faults that need no model."""
         if fault.kind is Kind.HANG:
             # Never set: the call ends when its client disconnects.
             await asyncio.Event().wait()
@@ -193,7 +192,6 @@ class FakeModelServer:
                 self._admit()
 
     def _admit(self) -> None:
-        """Gives free slots to calls that wait."""
         stats = self.stats
         while self._waiting and stats.running < self.settings.capacity:
             turn = heapq.heappop(self._waiting)[2]
@@ -360,7 +358,6 @@ class FakeModelServer:
 
 
 def _spoiled(body: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
-    """Returns the body as changed by the fault."""
     (choice,) = body["choices"]
     content = choice["message"]["content"] or ""
 

@@ -60,7 +60,6 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
 
 
 def _drawn(count: int, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Yields the fields of cases after their ids."""
     rng = random.Random(f"functional {_WORDS['version']} {seed}")
     things = _WORDS["things"]
     for number in range(count):

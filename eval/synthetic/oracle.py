@@ -247,7 +247,6 @@ def rounds_of(
 
 
 def _names_badge(badge: str, ability: Ability) -> bool:
-    """True if a description names this badge."""
     return list(GROUPS).index(badge) < ability.groups_told
 
 
@@ -456,7 +455,6 @@ def _meme_in(under: Mapping[str, list[str]], pictures: Mapping[str, str | None])
 
 
 def _task_input(parts: Sequence[str | bytes]) -> JudgeInput:
-    """Parses the input of a question for labels of a task."""
     under, pictures = _laid_out(parts)
     texts = {heading: found[-1] for heading, found in under.items() if found}
     # The heading also contains its similarity, so the text is looked up by number alone.
@@ -481,7 +479,6 @@ def _fits(label: str, text: str, badge: str | None) -> bool:
 
 
 def _judge_input(parts: Sequence[str | bytes], near: bool) -> JudgeInput:
-    """Parses the Judge's input."""
     under, pictures = _laid_out(parts)
     meme = _meme_in(under, pictures)
     precedents = [

@@ -107,7 +107,6 @@ def _paint(image: Image.Image, scene: str, rng: random.Random) -> None:
 
 
 def _value(word: str) -> _Colour | _Point | float:
-    """Reads an argument of a shape: a colour, a point or a number."""
     if word.startswith("#"):
         red, green, blue = bytes.fromhex(word[1:])
         return red, green, blue

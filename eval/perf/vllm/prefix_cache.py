@@ -5,8 +5,6 @@ included. Prompts are tokenized by vLLM, each answer reports its cached tokens, 
 counters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -217,7 +215,7 @@ async def _trials(trials: int) -> Result:
     return Result({"of_possible": found.reached / found.possible}, {"of_possible": ">= 0.95"})
 
 
-async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
+async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list["Prompt"]:
     """Returns calls as the prefix cache saw them, the first sent first.
 
     Raises ValueError: The length of a prompt differs from the one in the server's answer.

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import re
-import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -420,10 +419,3 @@ def test_command_writes_the_requested_forms(usual_run, tmp_path):
     assert CliRunner().invoke(cli, ["report", str(usual_run), "--open"]).exit_code == 2
     missing = CliRunner().invoke(cli, ["report", str(tmp_path / "nothing")])
     assert missing.exit_code == 1 and "holds no run" in missing.output
-
-
-def test_page_without_its_libraries_names_what_to_install(usual_run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    outcome = CliRunner().invoke(cli, ["report", str(usual_run), "--html", str(tmp_path / "r.html")])
-    assert outcome.exit_code == 1 and "pip install 'memecourt[eval]'" in outcome.output
-    assert "accuracy, decided" in outcome.output, "the terminal needs neither"
