@@ -563,13 +563,10 @@ def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
             f"{'.'.join(map(str, fault['loc']))}: {_in_words(fault['type'], fault['msg'])}".removeprefix(": ")
             for fault in found
             # A list whose only item is invalid counts as empty for pydantic.
-            if fault["type"] != "too_short" or not any(_is_below(one["loc"], fault["loc"]) for one in found)
+            if fault["type"] != "too_short"
+            or not any(one["loc"] != fault["loc"] == one["loc"][: len(fault["loc"])] for one in found)
         )
         raise BadRequest(f"{name}: {faults}.", reason="CARD_INVALID", field="dataset") from None
-
-
-def _is_below(place: tuple[int | str, ...], above: tuple[int | str, ...]) -> bool:
-    return len(place) > len(above) and place[: len(above)] == above
 
 
 def _in_words(kind: str, message: str) -> str:

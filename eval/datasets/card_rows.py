@@ -283,11 +283,7 @@ def _columns_of(*expressions: Expression) -> tuple[str, ...] | None:
 def _text_rule(
     expression: Expression, join_of: JoinOf, finish: Callable[[str], str] = str, *, is_id: bool = False
 ) -> ColumnRule:
-    """Rule for the texts of a field of the memes, empty for missing ones.
-
-    Args:
-        finish: Last step, which may raise BadCell.
-    """
+    """Rule for the texts of a field of the memes, empty for missing ones; the last step may raise BadCell."""
     value, column = compile_expression(expression, join_of), expression.name
 
     def text(record: dict[str, Any]) -> str:

@@ -211,11 +211,7 @@ def kind_of(path: Path) -> FileKind | None:
 
 @contextmanager
 def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    """Opens a text file in UTF-8 or UTF-16, with line ends as for ``open``.
-
-    Raises:
-        BadRequest: The file can't be read or is in another encoding: the message names the line.
-    """
+    """Opens a text file in UTF-8 or UTF-16. Raises BadRequest, which names the line that is in another encoding."""
     try:
         with path.open("rb") as file:
             start = file.read(_PEEKED)
@@ -459,11 +455,7 @@ def _table(file: RecordFile) -> Iterator[Block]:
 
 
 def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
-    """Indices of the columns that are read, under the names that a card uses.
-
-    Raises:
-        BadRequest: A column occurs twice, or the separator is that of another kind of table.
-    """
+    """Indices of the columns that are read, by a card's names. Raises BadRequest for doubles and other tables."""
     found: list[tuple[str, int]] = []
     # If all columns are read, those without a name are left out, as no card can refer to them.
     for name in dict.fromkeys(filter(None, header)) if file.columns is None else sorted(file.columns):

@@ -147,8 +147,17 @@ def stored_models(
     wrapped: dict[int, StoredServers] = {}
 
     def of(role_model: RoleModel) -> RoleModel:
-        known = _known_of(role_model, server)
         servers = role_model.servers
+        able = getattr(role_model.model, "capabilities", None)
+        urls = sorted(servers.urls if servers else getattr(role_model.model, "urls", ()))
+        # All besides the request that determines a reply: its origin and the form of the call, as a schema that the
+        # server cannot enforce is described in the prompt.
+        known = {
+            "name": server or urls,
+            "json_schema": getattr(able, "json_schema", None),
+            "log_probs": str(getattr(able, "log_probs", "")),
+            "thoughts": list(role_model.thoughts_by),
+        }
         if servers is None:
             return replace(
                 role_model, model=CachedModel(inner=role_model.model, store=store, server=known, seed=seed, hits=hits)
@@ -160,19 +169,6 @@ def stored_models(
         return replace(role_model, model=own, servers=own)
 
     return role_models.each(of)
-
-
-def _known_of(role_model: RoleModel, server: str) -> dict[str, Any]:
-    """Lists everything besides the request that determines a reply: its origin and the form of the call."""
-    # The form of a request matters too: a schema that the server cannot enforce is described in the prompt.
-    able = getattr(role_model.model, "capabilities", None)
-    urls = sorted(role_model.servers.urls) if role_model.servers else sorted(getattr(role_model.model, "urls", ()))
-    return {
-        "name": server or urls,
-        "json_schema": getattr(able, "json_schema", None),
-        "log_probs": str(getattr(able, "log_probs", "")),
-        "thoughts": list(role_model.thoughts_by),
-    }
 
 
 FORMAT = 1

@@ -228,11 +228,7 @@ class MeteredModel:
         run_seed: int = 0,
         served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
-        """Makes no call yet.
-
-        Args:
-            run_seed: Another seed gives other replies if the temperature makes them random.
-        """
+        """Makes no call yet. Another ``run_seed`` gives other replies if the temperature makes them random."""
         self.name = name
         self.spec = spec or ModelSpec(model=name)
         self.usage = Usage()

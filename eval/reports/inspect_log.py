@@ -138,11 +138,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 def _sample(
     one: Judged, record: TrialRecord | None, question: Question | None, right: Mapping[str, bool]
 ) -> EvalSample:
-    """A meme with its prediction and the course of its trial.
-
-    Args:
-        right: True where the prediction is right, by protocol or, of a run that asked a question, by task.
-    """
+    """A meme with its prediction and trial; ``right`` is by protocol or, of a run that asked a question, by task."""
     meme, prediction = one.meme, one.prediction
     target: str | list[str]
     if question is None:

@@ -44,8 +44,6 @@ from retrieval.open import BUILTIN, load_encoder, name_of
 
 SHUFFLED = "shuffled labels"
 """Part of the name of a library with permuted labels, and so of every record that cites it."""
-
-
 LEAKS = "with leaks"
 """Part of the name of a library that keeps precedents too similar to a judged meme, and so of every such record."""
 

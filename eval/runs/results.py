@@ -235,7 +235,11 @@ def read_results(root: Path) -> Results:
     """
     folder = RunFolder(root)
     if (root / SCORED).is_file():
-        return _scored(folder)
+        try:
+            scored = ScoredManifest.model_validate_json((root / SCORED).read_bytes())
+        except ValidationError:
+            raise BadRequest(f"{root / SCORED} can't be read.", reason="RUN_UNREADABLE") from None
+        return _results(folder, scored, answered_question=scored.question, card=card_of(scored.card, SCORED))
     manifest = folder.manifest()
     return _results(folder, manifest, manifest=manifest, root=root)
 
@@ -282,14 +286,6 @@ def write_scored(
     )
     # Last, so that a folder with it is whole.
     replace_file(root / SCORED, manifest.model_dump_json(indent=1))
-
-
-def _scored(folder: RunFolder) -> Results:
-    try:
-        manifest = ScoredManifest.model_validate_json((folder.root / SCORED).read_bytes())
-    except ValidationError:
-        raise BadRequest(f"{folder.root / SCORED} can't be read.", reason="RUN_UNREADABLE") from None
-    return _results(folder, manifest, answered_question=manifest.question, card=card_of(manifest.card, SCORED))
 
 
 def card_of_results(results: Results) -> DatasetCard | None:

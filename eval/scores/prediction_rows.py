@@ -10,8 +10,6 @@ from eval.datasets.record_files import kind_of
 from eval.scores.meme_rows import table_records
 from retrieval.library.tables import Record
 
-_COLUMNS = ("id", "label")
-
 
 class PredictionRows(NamedTuple):
     """Rows of a file."""
@@ -37,15 +35,11 @@ def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
     if scorer:
         raise _no_scorer(f"{path.name} is no log of Inspect AI, so it has no scorer. Leave out --scorer.")
     unit = "row" if kind_of(path) is FileKind.PARQUET else "line"
-    return PredictionRows(unit, table_records(path, _COLUMNS, "predictions"))
+    return PredictionRows(unit, table_records(path, ("id", "label"), "predictions"))
 
 
 def _no_scorer(message: str) -> BadRequest:
     return BadRequest(message, reason="PREDICTIONS_UNUSABLE", field="scorer")
-
-
-_BIG = frozenset({"events", "attachments", "messages", "store"})
-"""Parts of a sample that are not loaded: they make up nearly all of a log."""
 
 
 def _log_rows(path: Path, scorer: str) -> PredictionRows:
@@ -62,7 +56,8 @@ def _log_rows(path: Path, scorer: str) -> PredictionRows:
             reason="INSPECT_MISSING",
         ) from None
     try:
-        log = read_eval_log(str(path), exclude_fields=set(_BIG))
+        # These parts make up nearly all of a log.
+        log = read_eval_log(str(path), exclude_fields={"events", "attachments", "messages", "store"})
         status, samples = log.status, log.samples or []
     # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
     except Exception as error:

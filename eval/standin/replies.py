@@ -72,7 +72,6 @@ class PrefixCache:
     """Remembers the beginnings of prompts, block by block; evicts the least recently used."""
 
     def __init__(self, blocks: int = 100_000, *, block: int = BLOCK) -> None:
-        """Creates a cache of that many blocks, of that many tokens each."""
         self._room = blocks
         self._block = block
         self._blocks: OrderedDict[bytes, None] = OrderedDict()

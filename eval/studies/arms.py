@@ -313,10 +313,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
 
 
 def _started_for(study: Study, arm: Arm) -> str:
-    """The model that a server is started with for an arm; empty if a server is already running.
-
-    Raises BadRequest: Two models would have to be served at once.
-    """
+    """The model that a server is started with for an arm; empty if one is running. Raises BadRequest for two models."""
     if study.plan.vllm is None:
         return ""
     for other in arm.models:

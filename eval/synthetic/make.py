@@ -190,10 +190,7 @@ def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
 
 
 def _families(rng: random.Random, subjects: Sequence[tuple[str, str, str]]) -> Iterator[SyntheticMeme]:
-    """Yields memes, the four of a family one after the other; no text occurs in two families.
-
-    The first families have these groups and scenes.
-    """
+    """Yields memes family by family, the first ones with these groups and scenes; no two families share a text."""
     known = deque(subjects)
     taken: set[tuple[str, str, str]] = set()
     number = 0

@@ -8,10 +8,5 @@ vLLM could not notice that one had disconnected.
 import os
 import time
 
-
-def _sleep() -> None:
-    time.sleep(20e-6)
-
-
 if hasattr(os, "sched_yield"):
-    os.sched_yield = _sleep
+    os.sched_yield = lambda: time.sleep(20e-6)
