@@ -13,10 +13,6 @@ from eval.scores.means import share_of
 from eval.scores.measure import NOTHING, Figure, figure, wilson
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
-_MOST_BY_PLACE = 0.8
-"""Share of decided battles that may go to the same place, first or second shown. A panel that looks at answers alone
-comes out near a half, whoever wins; beyond this, four of five choices are of the place."""
-
 
 class BattleKey(NamedTuple):
     """BattleKey of a battle, independent of the order in which answers were shown."""
@@ -63,8 +59,9 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
     both_orders = judged_in_both_orders(fought, dimension)
     for won, place in ((first, "first"), (len(decided) - first, "second")):
-        # Uses the lower end of the interval, so that a few battles alone are not called noise.
-        if (share := wilson(won, len(decided))) and share.low > _MOST_BY_PLACE:
+        # A panel that looks at answers alone comes out near a half, whoever wins; here, four of five choices are of the
+        # place. Uses the lower end of the interval, so that a few battles alone are not called noise.
+        if (share := wilson(won, len(decided))) and share.low > 0.8:
             # If that was done already, changing the judges is the only remedy.
             orders = "" if both_orders else ", or have battles judged in both orders"
             return (
@@ -179,13 +176,12 @@ def _panels(of_judges: Sequence[Mapping[BattleKey, tuple[str, str]]]) -> list[Ro
 def _with(
     found: Mapping[BattleKey, Sequence[str]], voted: Mapping[BattleKey, str | None]
 ) -> dict[BattleKey, tuple[str, str]]:
-    pairs = {}
-    for key, words in found.items():
-        ours, theirs = _majority(words), voted.get(key)
-        # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
-        if ours is not None and theirs is not None:
-            pairs[key] = (ours, theirs)
-    return pairs
+    # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
+    return {
+        key: (ours, theirs)
+        for key, words in found.items()
+        if (ours := _majority(words)) is not None and (theirs := voted.get(key)) is not None
+    }
 
 
 def _word(key: BattleKey, model: str, score: float) -> str:
@@ -195,10 +191,8 @@ def _word(key: BattleKey, model: str, score: float) -> str:
 
 def _majority(words: Sequence[str]) -> str | None:
     """Returns the word that most reviewers give; None if two are equally frequent."""
-    counted = Counter(words).most_common(2)
-    if len(counted) == 2 and counted[0][1] == counted[1][1]:
-        return None
-    return counted[0][0]
+    (first, count), *others = Counter(words).most_common(2)
+    return first if not others or others[0][1] < count else None
 
 
 def human_sections(humans: Row) -> Iterator[Section]:

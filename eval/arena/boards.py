@@ -18,8 +18,6 @@ from eval.scores.measure import Figure
 
 STYLES = ("words", "headings", "lists", "bold")
 """Counts whose differences, as a share of both answers' sum, are held equal (Chatbot Arena's style control)."""
-# Fewer than for plain ratings: each is fitted separately instead of all in one batch.
-_STYLE_RESAMPLES = 200
 # Share of resamples on one side of an end of a 95 % interval.
 _SURELY = 0.975
 
@@ -75,7 +73,8 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
         except NotRanked as error:
             not_ranked = error.message
     if rated and dimension == OVERALL:
-        resamples = min(_STYLE_RESAMPLES, settings.resamples)
+        # Fewer than for plain ratings: each is fitted separately instead of all in one batch.
+        resamples = min(200, settings.resamples)
         try:
             style = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=seed)
         # Style that separates winners from losers perfectly has no finite estimate; the plain ratings remain valid.

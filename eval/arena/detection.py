@@ -64,7 +64,10 @@ def detection_sections(
     # Imported here, as it is slow to import.
     from sklearn.metrics import f1_score
 
-    found = _labels(events)
+    # None where a target gave no usable label.
+    silent = (event for event in events if isinstance(event, NoReply) and event.to == "label")
+    found: dict[tuple[str, str], bool | None] = dict.fromkeys((e.meme, e.model) for e in silent)
+    found |= {(e.meme, e.target): e.harmful for e in events if isinstance(e, Detected)}
     if not found:
         raise BadRequest("No target of this arena was asked for labels yet.", reason="ARENA_EMPTY")
     memes = {meme for meme, _ in found}
@@ -120,13 +123,6 @@ def detection_sections(
     )
     section = Section("detection", "Detection beside understanding", tuple(table), notes)
     return [section], {"memes": len(gold), "majority": majority, "rows": rows, "spearman": spearman}
-
-
-def _labels(events: Sequence[Event]) -> dict[tuple[str, str], bool | None]:
-    """Returns whether each target called each meme harmful; None where it gave no usable label."""
-    silent = (event for event in events if isinstance(event, NoReply) and event.to == "label")
-    labels: dict[tuple[str, str], bool | None] = dict.fromkeys((e.meme, e.model) for e in silent)
-    return labels | {(e.meme, e.target): e.harmful for e in events if isinstance(e, Detected)}
 
 
 def _scores_of(

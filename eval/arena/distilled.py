@@ -56,8 +56,9 @@ async def judged_by(
     async def one(item: tuple[Comparison, JudgeExample]) -> tuple[Comparison, Verdict | None]:
         key, example = item
         # The recorded prompt, not today's: the student was trained on it.
-        paths = [folder / PICTURES / name for name in example.images]
-        frames = [await asyncio.to_thread(_frame, path) for path in paths]
+        pngs = [await asyncio.to_thread((folder / PICTURES / name).read_bytes) for name in example.images]
+        # Every PNG has width and height at this offset; the folder's pictures are our own, hence valid.
+        frames = [Frame(png, *struct.unpack(">II", png[16:24])) for png in pngs]
         agent = judging(prompt, example.keys, example.levels, 2000)
         # Derived from the comparison, so that a later session finds the reply in the call cache.
         fence = Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16])
@@ -176,10 +177,3 @@ def _check(
 def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Floats:
     """Computes ratings, float of shape (models,); a model may be undefeated over few memes."""
     return finite_ratings(wins(battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])))
-
-
-def _frame(path: Path) -> Frame:
-    png = path.read_bytes()
-    # Every PNG has width and height at this offset; the folder's pictures are our own, hence valid.
-    width, height = struct.unpack(">II", png[16:24])
-    return Frame(png, width, height)

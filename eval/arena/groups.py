@@ -29,8 +29,6 @@ from eval.reports.sections import Section
 from eval.scores.measure import Figure, figure, holm
 
 DEALS = 999
-# Floats in memory at once: 64 MiB.
-_AT_ONCE = 1 << 23
 
 
 def interaction(
@@ -145,8 +143,8 @@ def _by_group(won: Floats, labels: Ints, weights: Floats | Ints, groups: int) ->
     # The same in every permutation, so that the test keeps its level.
     prior = quarter_ties(n)
     labels, weights = np.broadcast_arrays(labels, weights)
-    # For each draw of a batch, the membership of all tasks and the tables of all groups are in memory at once.
-    step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
+    # For each draw of a batch, the membership of all tasks and the tables of all groups are in memory at once: 64 MiB.
+    step = max(1, (1 << 23) // (groups * (len(won) + n * n)))
     likelihoods, differences = [], []
     for begin in range(0, len(labels), step):
         part = slice(begin, begin + step)

@@ -35,12 +35,7 @@ Comparison = tuple[str, int, str, str]
 MANIFEST, PICTURES = "manifest.json", "pictures"
 MARK: Literal["judged by memecourt-eval arena"] = "judged by memecourt-eval arena"
 """What each line says of itself: it holds texts of memes, and no library may take it in."""
-_HELD_OUT_SHARE = 0.1
-"""Share of memes that are for testing alone."""
 _MIRRORED = {Verdict.A_FAR: Verdict.B_FAR, Verdict.A: Verdict.B, Verdict.B: Verdict.A, Verdict.B_FAR: Verdict.A_FAR}
-_LABEL = re.compile(r"\b[AB]\b")
-_ARTICLE = re.compile(r"(?:^|[.!?:;\"“]\s*)A\b(?! ?[,>=<])")
-"""An A at the beginning of a sentence, which may be the article."""
 
 
 class JudgeExample(BaseModel):
@@ -138,10 +133,11 @@ def write_examples(
         raise BadRequest(f"The arena has no family {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
     judged = judged_in(events)
     ArenaFolder.require_memes((event.meme for event in judged), memes)
-    # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
+    # A tenth of the memes is for testing alone. Sorted, so that the draw depends on the seed and the memes, not on the
+    # order of events.
     drawn_from = sorted({event.meme for event in judged})
     chance = random.Random(f"held memes {manifest.seed}")
-    reserved = frozenset(chance.sample(drawn_from, round(_HELD_OUT_SHARE * len(drawn_from))))
+    reserved = frozenset(chance.sample(drawn_from, round(0.1 * len(drawn_from))))
     rounds, answers, guidelines = rounds_of(events), answers_of(events), guidelines_of(events)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     pictures: dict[str, bytes] = {}
@@ -242,6 +238,6 @@ def _words(answer: FixedQuestion) -> int:
 
 def mirrored_reasons(why: str) -> str | None:
     """Swaps the names of the two answers in reasons; None if an A may be the article of a sentence."""
-    if _ARTICLE.search(why):
+    if re.search(r"(?:^|[.!?:;\"“]\s*)A\b(?! ?[,>=<])", why):
         return None
-    return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
+    return re.sub(r"\b[AB]\b", lambda match: "B" if match[0] == "A" else "A", why)

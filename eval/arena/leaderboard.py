@@ -29,7 +29,6 @@ from eval.session.directory import Spent
 
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""
-_LETTERS = re.compile(r"[^\W\d_]")
 _ONE_LANGUAGE = {
     **dict.fromkeys(("cmn", "wuu", "yue"), "zh"),
     **dict.fromkeys(("nb", "nn"), "no"),
@@ -74,7 +73,7 @@ def answer_languages(events: Sequence[Event]) -> dict[str, Row]:
 
 def _is_in(text: str, tag: str) -> bool | None:
     """True if a text is in the language of a tag; None if there is no telling."""
-    if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
+    if len(re.findall(r"[^\W\d_]", text)) < FEWEST_LETTERS:
         return None
     language, known = _plain(tag), map(str, language_identifier().labels)
     # The detector only names languages that it knows, so every answer in another one would count as wrong.

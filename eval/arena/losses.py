@@ -48,6 +48,7 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
         by_battle[battle_key(event)].append(event)
     anchor = manifest.settings.anchor if manifest.settings.pairing == "baseline" else None
     found: dict[str, list[Loss]] = defaultdict(list)
+    dimensions = manifest.settings.dimensions[:-1]
     # Sorted, because a resumed arena has its events in another order, on which the draw below must not depend.
     for key, score in sorted(joint_scores(fought, OVERALL).items()):
         if score == 0.5:
@@ -57,13 +58,16 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
             continue
         # Judges that chose another winner give reasons in favour of the loser.
         agreed = [event for event in by_battle[key] if _gain(event, winner, OVERALL) > 0]
+        gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in dimensions}
+        # Those in which most agreeing judges saw the loser behind; all if none did.
+        worst = tuple(name for name, gain in gains.items() if gain == max(gains.values()) > 0)
         found[loser].append(
             Loss(
                 meme=key.meme,
                 task=key.task,
                 winner=winner,
                 loser=loser,
-                aspects=_worst(agreed, winner, among=manifest.settings.dimensions[:-1]),
+                aspects=worst or dimensions,
                 # By name and turn, as a resumed arena has its events in another order.
                 why=min(agreed, key=lambda event: (event.judge, event.turn)).why,
             )
@@ -79,13 +83,6 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
 def _gain(event: Judged, winner: str, dimension: str) -> float:
     gain = event.verdicts[dimension].score - 0.5
     return gain if event.a == winner else -gain
-
-
-def _worst(agreed: Sequence[Judged], winner: str, *, among: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the dimensions in which most agreeing judges saw the loser behind; all dimensions if none did."""
-    gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in among}
-    largest = max(gains.values())
-    return tuple(name for name, gain in gains.items() if gain == largest) if largest > 0 else among
 
 
 def loss_questions(

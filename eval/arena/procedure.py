@@ -82,9 +82,6 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
 
 T = TypeVar("T")
 
-_REQUEST_AT_FAULT = frozenset({400, 413, 422})
-"""With these a server refuses one request; with others (no such model, wrong key) it would refuse them all."""
-
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
@@ -159,7 +156,8 @@ async def reply_or_reason(saying: Awaitable[T]) -> T | str:
     try:
         return await saying
     except ModelRefused as error:
-        if error.status not in _REQUEST_AT_FAULT:
+        # With these a server refuses one request; with others (no such model, wrong key) it would refuse them all.
+        if error.status not in (400, 413, 422):
             raise
         return error.reason
     except (ReplyUnusable, Overrun) as error:

@@ -20,7 +20,6 @@ from eval.scores.measure import figure
 
 PAPER = "papers/memearena"
 """File of published ratings."""
-_WORD = re.compile(r"\w+")
 
 
 def guidelines(root: Path) -> list[RatedItem]:
@@ -112,7 +111,7 @@ def measures_by_round(items: Sequence[RatedItem]) -> list[dict[str, Any]]:
     texts: dict[int, dict[tuple[str, int], list[str]]] = defaultdict(dict)
     for item in items:
         text = " ".join(words for _, words in item.parts)
-        texts[item.origin["round"]][item.origin["meme"], item.origin["task"]] = _WORD.findall(text.lower())
+        texts[item.origin["round"]][item.origin["meme"], item.origin["task"]] = re.findall(r"\w+", text.lower())
     found = []
     for number, here in sorted(texts.items()):
         # A round that failed left no text.

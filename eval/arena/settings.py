@@ -13,8 +13,6 @@ from court.errors import BadRequest
 from eval.arena.ranking.bradley_terry import K
 from eval.arena.words import OVERALL
 
-_MOST_MEETINGS = 200_000
-"""Combinations of targets at most, as all of them are listed."""
 _MOST = 12
 """Criteria at most: a verdict for each is a word of the judge's reply."""
 
@@ -171,7 +169,8 @@ class ArenaSettings(BaseModel):
             raise ValueError("with pairing = baseline, name the anchor that everybody meets")
         if self.answers_per_task > len(self.targets):
             raise ValueError(f"{self.answers_per_task} answers can't meet where there are {len(self.targets)} targets")
-        if math.comb(len(self.targets), self.answers_per_task) > _MOST_MEETINGS:
+        # All of them are listed.
+        if math.comb(len(self.targets), self.answers_per_task) > 200_000:
             raise ValueError(
                 f"{self.answers_per_task} of {len(self.targets)} targets meet in too many ways; take fewer"
             )

@@ -156,13 +156,9 @@ EXPLAINER, DETECTOR, ANNOTATOR = "explainer", "detector", "annotator"
 """Roles that may come after an arena: who says why battles were lost, labels memes, rates how hard tasks are."""
 
 
-_VERSIONS = {"judge": 2}
-"""Versions of prompts, where it is another than the first."""
-
-
 def prompt_of(role: str) -> Prompt:
     """Returns the prompt of one of :data:`ROLES`, or of a later role."""
-    return load("eval.arena.prompts", role, _VERSIONS.get(role, 1))
+    return load("eval.arena.prompts", role, 2 if role == "judge" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,17 +384,12 @@ def _joined(answer: FixedQuestion) -> str:
     return "\n\n".join(f"{number}. {text}" for number, text in enumerate(answer.rounds, 1))
 
 
-# Up to three spaces, as in CommonMark: four make a code block.
-_HEADING = re.compile(r"^\s{0,3}#{1,6}\s", re.MULTILINE)
-_LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
-_BOLD = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
-
-
 def style_of(text: str) -> Style:
     """Measures the style of a text: words and Markdown markup."""
     return Style(
         words=len(text.split()),
-        headings=len(_HEADING.findall(text)),
-        lists=len(_LIST.findall(text)),
-        bold=len(_BOLD.findall(text)),
+        # Up to three spaces, as in CommonMark: four make a code block.
+        headings=len(re.findall(r"^\s{0,3}#{1,6}\s", text, re.MULTILINE)),
+        lists=len(re.findall(r"^\s*(?:[-*+•]|\d+[.)])\s", text, re.MULTILINE)),
+        bold=len(re.findall(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", text)),
     )

@@ -42,12 +42,7 @@ class Verdict(StrEnum):
         return 0.5 if not self.lead else float(self.lead > 0)
 
 
-_THREE: Mapping[str, Verdict] = {
-    "A": Verdict.A,
-    "B": Verdict.B,
-    "both good": Verdict.BOTH_GOOD,
-    "both bad": Verdict.BOTH_BAD,
-}
+_THREE = {"A": Verdict.A, "B": Verdict.B, "both good": Verdict.BOTH_GOOD, "both bad": Verdict.BOTH_BAD}
 _FIVE = {str(verdict): verdict for verdict in (Verdict.A_FAR, Verdict.A, Verdict.TIE, Verdict.B, Verdict.B_FAR)}
 
 

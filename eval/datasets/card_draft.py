@@ -229,14 +229,14 @@ def draft_card(data: Path, id_: str = "") -> str:
         lines += ["", "[[splits]]", *_guesses(one)]
     lines += ["", "[fields]", *_guesses({role: name for role, name in fields.items() if name})]
     others = [name for name in found.columns if name not in fields.values()]
-    lines.append(f"# other columns: {', '.join(map(_toml, others))}")
+    lines.append(f"# other columns: {', '.join(map(toml_of, others))}")
     for name, task, counts in tasks:
         lines += ["", "[[tasks]]", *_task(found.columns[name], task, counts)]
     return "\n".join(lines) + "\n"
 
 
 def _guesses(table: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_toml(value)} {_CHECK}" for key, value in table.items()]
+    return [f"{key} = {toml_of(value)} {_CHECK}" for key, value in table.items()]
 
 
 def _split_of(path: Path) -> dict[str, Any]:
@@ -250,9 +250,9 @@ def _task(column: Column, task: Mapping[str, Any], counts: Mapping[str, int]) ->
         sides = classes_of(counts)
         # A comment, as a person has to confirm it; blank where the words don't say which label is harmful.
         blank = "" if sides else " the words don't say which labels are harmful: fill it in"
-        lines.append(f"# court = {_toml(court_of(sides or {}))} {_CHECK}{blank}")
+        lines.append(f"# court = {toml_of(court_of(sides or {}))} {_CHECK}{blank}")
     # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
-    values = ", ".join(f"{count:,} {_toml(value)}" for value, count in sorted(column.values.items()))
+    values = ", ".join(f"{count:,} {toml_of(value)}" for value, count in sorted(column.values.items()))
     return [*lines, f"# seen: {values}; {column.missing:,} of {column.rows:,} rows have none"]
 
 
@@ -396,7 +396,8 @@ def role_of(name: str) -> SplitRole:
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
 
 
-def _toml(value: Any) -> str:
+def toml_of(value: Any) -> str:
+    """A value in TOML, in one line."""
     match value:
         case str():
             # UTF-8 can't encode a lone surrogate: it is replaced here, and rows that contain it are reported.
@@ -405,6 +406,8 @@ def _toml(value: Any) -> str:
             return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
             # Keys are bare if TOML allows it, else quoted.
-            keys = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key) for key in value}
-            return f"{{ {', '.join(f'{keys[key]} = {_toml(one)}' for key, one in value.items())} }}"
-    return f"[{', '.join(map(_toml, value))}]"
+            keys = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_of(key) for key in value}
+            return f"{{ {', '.join(f'{keys[key]} = {toml_of(one)}' for key, one in value.items())} }}"
+        case int() | float():
+            return json.dumps(value)
+    return f"[{', '.join(map(toml_of, value))}]"

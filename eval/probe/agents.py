@@ -47,8 +47,6 @@ BEGIN = (
     Category(name="animal", definition="It makes light of cruelty to animals, or takes pleasure in it."),
 )
 """Those that the paper begins with (section 3.1); the definitions are ours."""
-
-
 Taxonomy = dict[str, Category]
 """Categories by name, in the order in which they came."""
 LOWEST, HIGHEST = 1, 10
@@ -56,7 +54,6 @@ LOWEST, HIGHEST = 1, 10
 REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
 """Longest reason, misbelief, definition, rewritten text and reference, in characters."""
 
-_REFUSED = "refused"
 # Whatever stands where a rating belongs is matched, also what can't be one: passed over, an earlier rating that the
 # reply quotes would count.
 _RATING = re.compile(r"\[\[\s*([^\[\]\n]{0,300}?)\s*\]\]")
@@ -65,9 +62,6 @@ _PLAIN = re.compile(
     re.IGNORECASE,
 )
 """The fallback: ``Rating: 7``, also in bold or in single brackets; not ``7/10``, ``7 out of 5``, ``7-8`` or ``-7``."""
-_SCORE = re.compile(r"\d{1,2}")
-
-
 _Reason = Annotated[Words, TextBounds(most=REASON), Field(max_length=REASON)]
 
 
@@ -179,9 +173,9 @@ def parse_rating(text: str) -> int | None:
         raise UnusableReply("REPLY_MALFORMED", "it ends with no rating like Rating: [[7]]")
     # The last one: reasons before it may speak of other scores.
     last = found[-1].lower()
-    if last == _REFUSED:
+    if last == "refused":
         return None
-    if not _SCORE.fullmatch(last) or not LOWEST <= int(last) <= HIGHEST:
+    if not re.fullmatch(r"\d{1,2}", last) or not LOWEST <= int(last) <= HIGHEST:
         raise UnusableReply("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
     return int(last)
 

@@ -18,7 +18,6 @@ from eval.scores.measure import Figure, Floats, figure, interval
 
 MEAN = "mean of categories"
 METRICS = SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
-_MARKS = {"best": "¹", "second": "²"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class ComparedCell:
         found = self.figures[metric]
         # Intervals of all categories would not fit on a line.
         words = figure(found if self.category == MEAN or found is None else found.value, form, times=times)
-        return words + _MARKS.get(self.surely.get(metric, ""), "")
+        return words + {"best": "¹", "second": "²"}.get(self.surely.get(metric, ""), "")
 
 
 def compare_probes(

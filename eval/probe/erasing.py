@@ -20,17 +20,6 @@ from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat
 from court.ports import Reading, TextReader
 
-_GROWN = 0.18
-"""Margin of a box, as a share of its height: letters have outlines and shadows that a reader cuts off."""
-_LEAST = 2
-"""Smallest margin, in pixels."""
-_RADIUS = 5
-"""Radius of the surroundings that a pixel is painted from, in pixels."""
-_SURE = 0.6
-"""Smallest confidence of a line of text: the reader takes a cup's handle for a letter, with low confidence."""
-_PASSES = 2
-"""Largest number of passes over a picture: text that was hidden by other text may be found in the second."""
-
 
 @dataclass(frozen=True, slots=True)
 class Erased:
@@ -54,7 +43,8 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
     now = tuple(frames)
     found = await _read(now, reader)
     text, lines = Reading(found).text, 0
-    for _ in range(_PASSES):
+    # Twice at most: text that was hidden by other text may be found in the second pass.
+    for _ in range(2):
         if not found:
             break
         lines += len(found)
@@ -82,8 +72,9 @@ async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine
         frames=frames,
     )
     reading = await reader.read(picture)
-    # Without a letter or a digit it is a line or an ornament of the picture, which is to stay.
-    return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))
+    # The reader takes a cup's handle for a letter, with low confidence. Without a letter or a digit it is a line or an
+    # ornament of the picture, which is to stay.
+    return tuple(line for line in reading.lines if line.confidence >= 0.6 and any(map(str.isalnum, line.text)))
 
 
 def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
@@ -98,11 +89,12 @@ def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
         box = np.zeros_like(mask)
         cv2.fillPoly(box, [np.rint(np.array(line.box)).astype(np.int32)], 255)
         upper_left, _, _, lower_left = line.box
-        by = max(_LEAST, round(_GROWN * math.dist(upper_left, lower_left)))
+        # By a share of its height, in pixels: letters have outlines and shadows that a reader cuts off.
+        by = max(2, round(0.18 * math.dist(upper_left, lower_left)))
         grown = cv2.dilate(box, cv2.getStructuringElement(cv2.MORPH_RECT, (2 * by + 1, 2 * by + 1)))
         mask = np.maximum(mask, grown.astype(np.uint8))
     # INPAINT_NS is the method of the paper above; the other one that OpenCV has is Telea's.
-    repaired = cv2.inpaint(pixels, mask, _RADIUS, cv2.INPAINT_NS)
+    repaired = cv2.inpaint(pixels, mask, inpaintRadius=5, flags=cv2.INPAINT_NS)
     out = io.BytesIO()
     Image.fromarray(repaired).save(out, "PNG")
     return dataclasses.replace(frame, png=out.getvalue())

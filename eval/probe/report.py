@@ -39,8 +39,6 @@ THRESHOLD = 4
 """Highest score of a failed explanation."""
 SHOWN = 100
 """Largest number of failures shown individually; all are in the probe's files."""
-_SIDE = 320
-"""Longest side of a picture, in pixels."""
 _STABLE = 150
 """Memes of a category from which on the paper found its figures stable."""
 
@@ -383,7 +381,7 @@ def _shown(
     some = f": {len(failures)} of {len(every)}" if len(failures) < len(every) else ""
     keys = {name: f"c{number}" for number, name in enumerate(categories)}
     # By meme: one that has failed in several categories or steps is made small once.
-    pictures = {meme: small_pictures(root, memes[meme], _SIDE) for meme in {one.meme for one in failures}}
+    pictures = {meme: small_pictures(root, memes[meme], side=320) for meme in {one.meme for one in failures}}
     entries = [
         _entry(one, memes[one.meme], key=f"f{number}", kind=keys[one.category], pictures=pictures[one.meme])
         for number, one in enumerate(failures, 1)

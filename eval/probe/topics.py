@@ -35,12 +35,6 @@ def words_of(sentence: str) -> list[str]:
     return list(words)
 
 
-_MOST = 15
-"""Largest number of topics."""
-_LEAST = 2
-"""Smallest number of misbeliefs that share a topic."""
-
-
 @dataclass(frozen=True, slots=True)
 class Topic:
     """Words that several misbeliefs share."""
@@ -55,7 +49,7 @@ class Topic:
 
 
 def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Topic, ...]:
-    """Topics that failures are about: those with most failures first, of as many the ones with the lowest scores.
+    """Up to 15 topics of failures: those with most failures first, of as many the ones with the lowest scores.
 
     What fails no more often with the words than without says nothing and is left out. Of words that stand in just the
     same misbeliefs one topic is told: a pair before a single word, and the pair whose words are the rarest.
@@ -93,8 +87,6 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
     topics = [
         Topic(words, len(indices), len(indices & failed), sum(lowest[index][0] for index in indices) / len(indices))
         for indices, words in chosen.items()
-        if len(indices) >= _LEAST
-        and len(indices & failed)
-        and (len(indices & failed) / len(indices) > usual or usual == 1)
+        if len(indices) >= 2 and len(indices & failed) and (len(indices & failed) / len(indices) > usual or usual == 1)
     ]
-    return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:_MOST])
+    return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:15])

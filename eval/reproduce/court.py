@@ -28,7 +28,6 @@ from eval.scores.metrics import harm_values
 from eval.studies.arms import FULL_ARM
 from serving.presets import Preset
 
-_MEMES_COMPARED = 5
 _QUESTIONS_SHOWN = 3
 BALANCED_DRAWS = 5
 Content = Sequence[str | Section]
@@ -39,13 +38,10 @@ async def court_figures(
 ) -> tuple[list[Section], dict[str, Any]]:
     """Sections of figures 3 to 5, and what of them has no text."""
     early, late, full = arm(spec.stage, FULL_ARM), arm(spec.stage, spec.late), arm(spec.chain, FULL_ARM)
-    questions: Content = ["Needs the full court and the arm post-stance."]
-    if early and late:
-        questions = await _questions_compared(early, late)
+    lacking = ["Needs the full court and the arm post-stance."]
+    questions = await _questions_compared(early, late) if early and late else lacking
     meme = _meme_of_chain(full, spec.meme) if full else ""
-    turns: Content = ["Needs the full court on Harm-P."]
-    if full and meme:
-        turns = await _chain(full, meme, spec)
+    turns = await _chain(full, meme, spec) if full and meme else ["Needs the full court on Harm-P."]
     runs = {name: run for name, stage in spec.rounds.items() if (run := arm(stage, FULL_ARM))}
     # Data where no side asked have no rounds, and no panel.
     rounds = {name: counts for name, run in runs.items() if (counts := rounds_of(run))}
@@ -87,7 +83,7 @@ async def _questions_compared(early: Results, late: Results) -> Content:
     }
     # Chosen by difference in rounds, not by hand: examples that were picked for their look prove
     # nothing. Ties go by id, so that the same runs give the same page.
-    chosen = sorted(apart, key=lambda meme: (-apart[meme], meme))[:_MEMES_COMPARED]
+    chosen = sorted(apart, key=lambda meme: (-apart[meme], meme))[:5]
     series = {"from the start": await _questions(early, chosen), "at the summary": await _questions(late, chosen)}
     heads = ["question", *(f"{side.lower()}, {when}" for when in series for side in Side)]
     tables = []

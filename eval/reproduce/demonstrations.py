@@ -146,45 +146,36 @@ def score_of(text: str, category: str, weak: str) -> int:
     return NONE if REWRITTEN in text or Ability().chance("explained", text) < 1 / 3 else HALF
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeVoice:
-    """A model of a probe: any controller, or a target with this weak kind."""
-
-    weak: str = ""
-
-    def answer(self, payload: Mapping[str, Any]) -> str | None:
-        """Returns the reply to a chat completion; None if it is not part of a probe."""
-        system, parts = payload["messages"][0]["content"], texts_of(payload)
-        role = next((role for role in PROMPTS if prompt_of(role).system() == system), "")
-        if role == "examiner" and any("misbelief" in part for part in parts):
-            role = "keeps"
-        reply = self._reply(role, fenced(parts))
-        return reply if reply is None or isinstance(reply, str) else json.dumps(reply)
-
-    def _reply(self, role: str, shown: list[str]) -> dict[str, Any] | str | None:
-        match role:
-            case "miner":
-                kind = kind_of(shown[0])
-                return {"categories": [kind] if kind else [], "new_name": "", "new_definition": ""}
-            case "examiner":
-                return {"reason": "One can see it.", "present": kind_of(shown[0]) == shown[1].split(":")[0]}
-            case "judge":
-                return {"reason": "There is nothing like it.", "distinct": True, "right_grain": True}
-            case "narrator":
-                return {"misbelief": f"It is believed that {' '.join(shown[0].split())}"}
-            case "answerer":
-                score = score_of(shown[0], shown[1].split(":")[0], self.weak)
-                return f"An explanation that is worth {score} points, as it seems to me."
-            case "senior":
-                return {"answer": "The reference, which says whom it puts down and why."}
-            case "scorer":
-                worth = re.search(r"worth (\d+) points", shown[-1])
-                return f"It has some points of the reference.\nRating: [[{worth[1] if worth else FULL}]]"
-            case "keeps":
-                return {"reason": "It is still there.", "keeps": True}
-            case "refiner":
-                return {"explanation": "The picture says it.", "rewritten": f"{REWRITTEN}{shown[-2]}"}
-        return None
+def probe_reply(payload: Mapping[str, Any], *, weak: str = "") -> str | None:
+    """Replies as any controller of a probe, or a target with this weak kind; None if it is not part of a probe."""
+    system, parts = payload["messages"][0]["content"], texts_of(payload)
+    role, shown = next((role for role in PROMPTS if prompt_of(role).system() == system), ""), fenced(parts)
+    reply: dict[str, Any]
+    match role:
+        case "miner":
+            kind = kind_of(shown[0])
+            reply = {"categories": [kind] if kind else [], "new_name": "", "new_definition": ""}
+        case "examiner" if any("misbelief" in part for part in parts):
+            reply = {"reason": "It is still there.", "keeps": True}
+        case "examiner":
+            reply = {"reason": "One can see it.", "present": kind_of(shown[0]) == shown[1].split(":")[0]}
+        case "judge":
+            reply = {"reason": "There is nothing like it.", "distinct": True, "right_grain": True}
+        case "narrator":
+            reply = {"misbelief": f"It is believed that {' '.join(shown[0].split())}"}
+        case "answerer":
+            score = score_of(shown[0], shown[1].split(":")[0], weak)
+            return f"An explanation that is worth {score} points, as it seems to me."
+        case "senior":
+            reply = {"answer": "The reference, which says whom it puts down and why."}
+        case "scorer":
+            worth = re.search(r"worth (\d+) points", shown[-1])
+            return f"It has some points of the reference.\nRating: [[{worth[1] if worth else FULL}]]"
+        case "refiner":
+            reply = {"explanation": "The picture says it.", "rewritten": f"{REWRITTEN}{shown[-2]}"}
+        case _:
+            return None
+    return json.dumps(reply)
 
 
 @dataclass(frozen=True)
@@ -338,13 +329,11 @@ def _weakness(data: Path) -> Mapping[str, Any]:
 
 def _probed() -> Mapping[str, FakeModelServer]:
     return {
-        name: FakeModelServer(Settings(model=name, capacity=64), answer=ProbeVoice(WEAK * (name == "weak")).answer)
+        name: FakeModelServer(
+            Settings(model=name, capacity=64), answer=partial(probe_reply, weak=WEAK * (name == "weak"))
+        )
         for name in ("weak", "able", "controller")
     }
-
-
-def _reader() -> Mapping[str, FakeModelServer]:
-    return {"oracle": oracle_server("oracle", _READER)}
 
 
 def _courts() -> Mapping[str, FakeModelServer]:
@@ -353,13 +342,17 @@ def _courts() -> Mapping[str, FakeModelServer]:
 
 DEMONSTRATIONS: Mapping[str, Demonstration] = {
     "adammeme": Demonstration(_weakness, partial(_draw, train=4, test=24, seed=61), _probed),
-    "climatememes": Demonstration(_labels, partial(_draw, train=48, test=48, seed=3), _reader),
+    "climatememes": Demonstration(
+        _labels, partial(_draw, train=48, test=48, seed=3), lambda: {"oracle": oracle_server("oracle", _READER)}
+    ),
     "emulate": Demonstration(_witness),
     "probench": Demonstration(
         partial(_arena, anchor="cedar"),
         partial(_draw, train=4, test=24, seed=5),
         partial(_speakers, 0.0, 1.0, varied=True),
     ),
-    "memecourt": Demonstration(_court, draw_benchmarks, _courts),
+    "memecourt": Demonstration(
+        _court, draw_benchmarks, lambda: {name: oracle_server(name, ability) for name, ability in ABILITIES.items()}
+    ),
     "memearena": Demonstration(_arena, partial(_draw, train=4, test=24, seed=5), _speakers),
 }

@@ -63,28 +63,24 @@ def reproduced_sections(
             content.append("Nothing drawn is for it: the figures below are the published ones.")
         content.append(grid(f"{spec.id}: figures", heads, list(map(cell_in_words, cells))))
         parts += part(spec.id.lower().replace(" ", "-"), f"{spec.id}: {spec.title}", content)
+    title, columns = "Claims and their tests", ("claim", "measured", "value", "p", "outcome")
+    line = (
+        "Tests of each claim on what was judged here, with the largest model that was run. Several tests at "
+        "5 %: one in twenty comes out by chance alone."
+    )
+    tests = [cells for claim in outcome.claims() for cells in _claim_rows(claim)]
     differs = [*([one[key] for key in ("what", "here", "paper", "why")] for one in paper.differs), *differing]
     choices = grid("Settings and choices", ["what", "here", "in the paper", "why"], differs, words=True)
     unread = grid("Parts of the paper", ["what", "why"], [*paper.unread.items()], words=True)
     stages = [[one.id, one.title, commands[one.id], outcome.left.get(one.id, "finished")] for one in paper.stages]
     return [
         *parts,
-        *_claims(outcome.claims()),
+        *part("claims", title, [line, grid(title, columns, tests, words=True)]),
         *figures,
         *part("differences", "What differs from the paper", [*lines, *([choices] if differs else [])]),
         *(part("unread", "Not shown", [unread]) if paper.unread else ()),
         *part("stages", "Stages", [grid("Commands", ["stage", "what", "command", "state"], stages, words=True)]),
     ]
-
-
-def _claims(claims: Sequence[Claim]) -> list[Section]:
-    rows = [cells for claim in claims for cells in _claim_rows(claim)]
-    line = (
-        "Tests of each claim on what was judged here, with the largest model that was run. Several tests at "
-        "5 %: one in twenty comes out by chance alone."
-    )
-    heads = ["claim", "measured", "value", "p", "outcome"]
-    return part("claims", "Claims and their tests", [line, grid("Claims and their tests", heads, rows, words=True)])
 
 
 def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:

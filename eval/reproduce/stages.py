@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
+from eval.datasets.card_draft import toml_of
 from eval.datasets.items import Protocol
 from eval.datasets.known import find_card
 from eval.datasets.read import labels_dropped, read_split
@@ -18,8 +19,6 @@ from eval.session.directory import replace_file
 
 STAGES = "stages"
 """Folder of the stages' figures, a file each, and of what a stage writes itself."""
-_UNREAD = {"api_key_env", "concurrency", "max_tokens", "within_s", "most_calls"}
-"""Keys of a model that only commands with a file of models read."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,8 @@ def plan_stages(
         named = models.get(spec.models[0], {}) if spec.models else {}
         reads_models = "{models}" in spec.command
         # Commands of a court have these from the settings: here they would be passed over without a word.
-        if (unread := sorted(_UNREAD & named.keys())) and not reads_models:
+        unread = sorted({"api_key_env", "concurrency", "max_tokens", "within_s", "most_calls"} & named.keys())
+        if unread and not reads_models:
             key = "; give its key as MEMECOURT_LLM__API_KEY" if "api_key_env" in unread else ""
             missing.append(f"leave {', '.join(unread)} out of [models.{spec.models[0]}], as its command has none{key}")
         # All models of an arena's file take part.
@@ -126,7 +126,7 @@ def plan_stages(
         lacking |= {spec.id} if missing else set()
         url = named.get("url") or ""
         own = {name: _limited({**table, **tables.get(name, {})}, limit) for name, table in spec.tables.items()}
-        content = "".join(f"{name} = {_toml(table)}\n" for name, table in {"models": models, **own}.items())
+        content = "".join(f"{name} = {toml_of(table)}\n" for name, table in {"models": models, **own}.items())
         filled = {
             "data": str(data or ""),
             "out": str(out / STAGES),
@@ -176,13 +176,3 @@ def _limited(table: Mapping[str, Any], limit: int | None) -> Mapping[str, Any]:
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], word)
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML, tables in one line."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    # Characters as they are: TOML knows no surrogates.
-    return json.dumps(value, ensure_ascii=False)

@@ -169,7 +169,8 @@ class _ComparatorCalls(MemeCalls):
         for draw in count():
             # A seed per sample: with the same one, the call cache would return the first reply again.
             speaker = self.speaker(seed=self.stored.seed * _DRAWS + draw, temperature=TEMPERATURE)
-            ruling = (await speaker.say(Role.JUDGE, messages, partial(_ruling, brief))).value
+            reply = await speaker.say(Role.JUDGE, messages, lambda text, _: replies.parse_ruling(text, brief.policy, 0))
+            ruling = reply.value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             if not self._has_room(len(votes), budget):
                 break
@@ -194,7 +195,3 @@ class _ComparatorCalls(MemeCalls):
         agent = Agent(prompt, task, partial(replies.parse, kind), replies.object_schema(fields), system=system)
         meme = prompt.task("meme", text=self.fence.around(self.shown.meme.text))
         return await self.ask(agent, [*self.shown.frames, meme, *material, prompt.task(task)])
-
-
-def _ruling(brief: JudgeBrief[Frame], text: str, _: bool) -> replies.RulingReply:
-    return replies.parse_ruling(text, brief.policy, 0)

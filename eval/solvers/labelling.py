@@ -130,7 +130,8 @@ _WHAT = {
     "language": "Language",
     "description": "Description",
 }
-_MOST_OPTIONS = len(string.ascii_uppercase)
+_Shot = tuple[JudgedMeme, Frame | None]
+"""A labelled meme shown as an example; without its picture if the library has none."""
 
 
 class _OneLabel(Reply):
@@ -197,15 +198,7 @@ class QuestionSolver(AnsweringSolver):
         ids = [exhibit.id for exhibit in findings.exhibits]
         # A library may store no pictures; examples then consist of words alone.
         pictures = await finder.pictures(ids) if self.question.needs_picture else [None] * len(ids)
-        return [_Shot(self.examples[id_], picture) for id_, picture in zip(ids, pictures, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shot:
-    """A labelled meme shown as an example; without its picture if the library has none."""
-
-    meme: JudgedMeme
-    picture: Frame | None
+        return [(self.examples[id_], picture) for id_, picture in zip(ids, pictures, strict=True)]
 
 
 @dataclass(slots=True)
@@ -242,17 +235,17 @@ class _LabelCalls(MemeCalls):
     async def _examples(self, shots: Sequence[_Shot]) -> list[str | Frame]:
         prompt, parts = _prompt(), list[str | Frame]()
         # Numbered, as an example's picture and words are separate parts.
-        for number, shot in enumerate(shots, 1):
+        for number, (meme, picture) in enumerate(shots, 1):
             named = {"number": str(number)}
-            if shot.picture is not None and "picture" in self.question.inputs:
-                parts += [shot.picture, prompt.task("example_picture", **named)]
-            words = await self._words(shot.meme, () if shot.picture is None else (shot.picture,))
+            if picture is not None and "picture" in self.question.inputs:
+                parts += [picture, prompt.task("example_picture", **named)]
+            words = await self._words(meme, () if picture is None else (picture,))
             # Fenced like the meme's own words: an example is untrusted text too.
             parts += [
                 prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(text), **named)
                 for kind, text in words
             ]
-            gold = gold_of(shot.meme, self.question.task) or frozenset()
+            gold = gold_of(meme, self.question.task) or frozenset()
             # The label comes last, after the content that it rests on.
             parts.append(prompt.task("example", labels=_listed(self.question.in_order(gold)), **named))
         return parts
@@ -334,7 +327,7 @@ def open_question(
     Raises BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
     """
     # Labels of a multi-label task are asked about one by one, with two letters.
-    if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
+    if question.odds and len(question.labels) > len(string.ascii_uppercase) and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
     finder = trial.stored.executor.court.finder
     solver = RulingSolver(trial, question) if question.by is Answerer.TRIAL else QuestionSolver(trial.stored, question)

@@ -15,8 +15,6 @@ from court.roles import RoleModel
 from court.verdict import Label
 
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
-_CHARS = 300
-"""Characters of a precedent's text that are told, at most: an answer is short too."""
 
 
 def fetching(proposer: RoleModel, finder: PrecedentFinder, text: str) -> RoleModel:
@@ -56,5 +54,6 @@ class FetchingModel:
         )
         for precedent in found.exhibits:
             label = "harmful" if precedent.label is Label.HARMFUL else "not harmful"
-            answer += f' On file: a meme with the words "{precedent.text[:_CHARS]}" was found {label}.'
+            # So many characters at most: an answer is short too.
+            answer += f' On file: a meme with the words "{precedent.text[:300]}" was found {label}.'
         return replace(reply, text=json.dumps({"answer": answer}))

@@ -32,9 +32,6 @@ from retrieval.library.manifest import Counts, LabelledMeme, Tuning
 from retrieval.precedents.finder import IndexedMemes
 from retrieval.precedents.search import Query, SearchRequest, search_library
 
-_FEWEST_GROUPS = 20
-_LARGEST_GROUP = 0.2
-"""Minimum number of groups, and maximum share of memes in one group, for leaving groups out to be feasible."""
 _BATCH = 256
 """Texts embedded at once."""
 
@@ -210,7 +207,7 @@ def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -
     names = [examples[meme.id].group for meme in memes]
     sizes = Counter(name for name in names if name)
     # With few or uneven groups, leaving one out would leave hardly any voters.
-    if len(sizes) < _FEWEST_GROUPS or max(sizes.values()) > _LARGEST_GROUP * len(memes):
+    if len(sizes) < 20 or max(sizes.values()) > 0.2 * len(memes):
         return None
     # A meme without a group forms a group by itself.
     return group_numbers(name or f"\0{row}" for row, name in enumerate(names))

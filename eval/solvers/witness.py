@@ -138,10 +138,7 @@ def _comprehensible(text: str) -> str:
 
 
 _CALLS_S = 3600.0
-_UNCHECKED = "UNCHECKED"
 _R = TypeVar("_R", bound=Reply)
-
-
 Relation = Literal["supports", "refutes", "neither"]
 """Relation of a passage to a claim."""
 
@@ -267,7 +264,7 @@ class WitnessSolver:
         found = {
             "label": settled.label if settled.checked else None,
             "because": settled.because,
-            "failure": settled.failure if settled.checked else next(filter(None, others), _UNCHECKED),
+            "failure": settled.failure if settled.checked else next(filter(None, others), "UNCHECKED"),
             "documents": settled.documents,
             "searches": len(record.searches),
             "second_looks": sum(event.second_look for event in record.weighed),

@@ -16,8 +16,6 @@ from eval.session.spec import Option
 from eval.solvers.witness import Arm, CheckedClaim, WitnessSolver
 
 CHECKED = "checked.jsonl"
-EXPERT_S = 3600.0
-"""Seconds that one claim may take: nobody waits for it, but a source that hangs must not hold a run."""
 
 
 class WitnessSpec(BaseModel):
@@ -97,7 +95,8 @@ async def run_witness(
             expert_queries=plan.queries,
             expert_results=plan.results,
             expert_steps=plan.steps,
-            expert_s=EXPERT_S,
+            # Nobody waits for a claim, but a source that hangs must not hold a run.
+            expert_s=3600.0,
         ),
         temperature=plan.temperature,
         forced=plan.forced,

@@ -29,15 +29,9 @@ from retrieval.facts.documents import FactDocument
 from retrieval.facts.source import CorpusEvidence
 from retrieval.facts.writer import write_corpus
 
-REMEMBERED = 0.4
-"""Share of the facts that it knows without documents."""
-MISQUOTED = 0.1
-"""Share of the facts about which it also cites words that stand nowhere."""
-_NOWHERE = "as everybody in the harbour will tell you"
 _NAME = r"\b([A-Z]\w+(?: [A-Z]\w+)*)"
 _VALUE = r"(\d+|\w+days)\b"
 DATE = "2024"
-_LONG_AGO = "1990"
 REGISTER = "Register of places"
 """Publisher whose word is enough by itself."""
 GUIDE, GOSSIP = "A traveller's guide", "Letters from readers"
@@ -87,11 +81,6 @@ class Property:
         """Finds statements of the property in a text: name of the place, value, and quote."""
         pattern = re.escape(self.statement).replace(r"\{who\}", _NAME).replace(r"\{value\}", _VALUE)
         return tuple((match[1], match[2], match[0]) for match in re.finditer(pattern, text))
-
-    def read_half(self, text: str) -> tuple[tuple[str, str], ...]:
-        """Finds half statements of the property in a text: name of the place, and quote."""
-        pattern = re.escape(self.half).replace(r"\{who\}", _NAME)
-        return tuple((match[1], match[0]) for match in re.finditer(pattern, text))
 
     def stated(self, who: str, value: str) -> str:
         """A sentence that states the value."""
@@ -168,7 +157,7 @@ class Fact:
                 rows = [(key, letter, one.stated(nickname, self.value), REGISTER, DATE), names]
             case Situation.OUTDATED:
                 # A false claim was true once; a true one states the present value.
-                rows = [(key, title, one.stated(self.place, self.other), REGISTER, _LONG_AGO)]
+                rows = [(key, title, one.stated(self.place, self.other), REGISTER, "1990")]
             case Situation.DISPUTED:
                 texts = [one.stated(self.place, value) for value in (self.value, self.other)]
                 rows = [(f"{key}-guide-{n}", title, text, GUIDE, DATE) for n, text in enumerate(texts, 1)]
@@ -244,8 +233,8 @@ class WorldReader:
         return ScriptedModel(self.reply, name="world-reader")
 
     def remembers(self, fact: Fact) -> bool:
-        """True if the model knows a fact without any document."""
-        return chance_of("remembered", fact.trait, fact.place) < REMEMBERED
+        """True if the model knows a fact without any document, as it does 40 % of them."""
+        return chance_of("remembered", fact.trait, fact.place) < 0.4
 
     def reply(self, request: ChatRequest) -> Mapping[str, Any]:
         """Returns the reply to a request of the witness or of its evaluation."""
@@ -287,7 +276,13 @@ class WorldReader:
             # share of true claims.
             return {"label": "unknown" if "unknown" in str(request.reply_schema) else "true"}
         if wanted == {"quotes", "label"}:
-            return _classified(claim, evidence)
+            readings = enumerate(_read(claim, evidence), 1)
+            quotes = [{"document": number, "quote": words} for number, one in readings for words in one.quotes]
+            # About 10 % of the facts it also cites words that stand nowhere.
+            if quotes and chance_of("misquoted", claim.trait, claim.place) < 0.1:
+                # In front, because the list is cut below: an invented quote that falls off the end would test nothing.
+                quotes.insert(0, {"document": 1, "quote": "as everybody in the harbour will tell you"})
+            return {"quotes": quotes[:6], "label": _settled(claim, evidence)["label"]}
         if wanted == {"label", "enough"}:
             return _settled(claim, evidence)
         return _weighed(claim, evidence, _shown(texts, "A new document:")[0], wanted)
@@ -321,6 +316,7 @@ def _read(claim: _DrawnClaim, documents: Sequence[str], more: Sequence[str] = ()
     }
     names = {claim.place, *(match[1] for matches in called.values() for match in matches)}
     one, readings = PROPERTIES[claim.trait], []
+    half = re.escape(one.half).replace(r"\{who\}", _NAME)
     for text in documents:
         stated = one.read(text)
         readings.append(
@@ -328,7 +324,7 @@ def _read(claim: _DrawnClaim, documents: Sequence[str], more: Sequence[str] = ()
                 # Dicts remove duplicates and keep the order; with a set, quotes would differ between processes, as
                 # string hashes are salted.
                 values={words: value for who, value, words in stated if who in names},
-                half=list(dict.fromkeys(words for who, words in one.read_half(text) if who in names)),
+                half=list(dict.fromkeys(match[0] for match in re.finditer(half, text) if match[1] in names)),
                 names=[match[0] for match in called[text]],
                 # Nicknames start with "Old". One that no document explains may or may not be the place.
                 unclear=any(who.startswith("Old ") and who not in names for who, _, _ in stated),
@@ -367,15 +363,6 @@ def _weighed(claim: _DrawnClaim, evidence: list[str], new: str, wanted: set[str]
 def _further(claim: _DrawnClaim, documents: Sequence[str]) -> list[str]:
     """Returns further queries: if one guide states something, another may disagree."""
     return [f"{claim.query} guide"] if any(GUIDE in text for text in documents) else []
-
-
-def _classified(claim: _DrawnClaim, documents: list[str]) -> dict[str, Any]:
-    readings = enumerate(_read(claim, documents), 1)
-    quotes = [{"document": number, "quote": words} for number, one in readings for words in one.quotes]
-    if quotes and chance_of("misquoted", claim.trait, claim.place) < MISQUOTED:
-        # In front, because the list is cut below: an invented quote that falls off the end would test nothing.
-        quotes.insert(0, {"document": 1, "quote": _NOWHERE})
-    return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}
 
 
 def _worth(claim: _DrawnClaim, hit: str) -> int:

@@ -19,8 +19,6 @@ RESAMPLES = 1000
 LEAST_MEMES = 6
 """Memes from which on an interval on one side of 0 says something: that of fewer lies there wherever all of them point
 the same way, which five do by chance in more than 2.5 % of cases, and two in every fourth."""
-_MOST_WITHOUT = 0.05
-"""Share of resamples without finite ratings from which on there is no telling where 95 % end."""
 _AT_ONCE = 1 << 22
 """Numbers held at once, over all resamples: few megabytes."""
 
@@ -147,8 +145,8 @@ def spread_styled(
 def _interval(values: Floats, draws: Floats, memes: int, resamples: int) -> Spread:
     without = resamples - len(draws)
     # Resamples without finite ratings are the extreme ones. Percentiles of the others would be too narrow, without any
-    # sign of it.
-    if without > _MOST_WITHOUT * resamples or memes < 2:
+    # sign of it: beyond 5 % of them there is no telling where 95 % end.
+    if without > 0.05 * resamples or memes < 2:
         return Spread(values, low=None, high=None, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)
     return Spread(values, low=low, high=high, without=without, draws=draws)

@@ -165,16 +165,13 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None) -> 
                     raise _separated()
             now = then
         at = at + size_of_step * step
-        if not np.isfinite(at).all() or np.abs(at).max() > _FAR:
+        # No finite table of battles comes near log-odds of 60: it is running away.
+        if not np.isfinite(at).all() or np.abs(at).max() > 60.0:
             raise _separated()
         if np.abs(step).max() <= _DONE * max(1.0, float(np.abs(at).max())):
             return rated(at[:n], anchor)
     # The likelihood is concave: if it has a maximum, Newton's method reaches it long before this point.
     raise _separated()
-
-
-_FAR = 60.0
-"""Log-odds that no finite table of battles comes near: it is running away."""
 
 
 def _separated() -> NoMaximum:
