@@ -45,4 +45,4 @@ cli = click.version_option(package_name="memecourt")(
 
 def main() -> None:
     """Entry point."""
-    run_command(cli)
+    run_command(cli, extra="eval")

@@ -20,11 +20,6 @@ import click
 
 from court.errors import CourtError
 
-_CLIENT_ONLY = (
-    "This command needs the court itself, and only the client is installed ({missing} is missing). "
-    "Install it with: pip install 'memecourt[server]'"
-)
-
 _NO_THREAD = "can't start new thread"
 """What Python says, as a RuntimeError without a kind of its own, where the system gives it no thread."""
 
@@ -78,9 +73,10 @@ def _terminated(number: int, _: object) -> None:
     raise Interrupted(number)
 
 
-def run_command(command: click.Group) -> None:
+def run_command(command: click.Group, *, extra: str = "server") -> None:
     """Runs a command line; whatever goes wrong becomes a message and an exit code, and never a traceback.
 
+    A package that is missing is taken for one of ``extra``; a command with an extra of its own names that itself.
     ``MEMECOURT_TRACEBACK=1`` shows where a fault of ours came from.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -103,10 +99,12 @@ def run_command(command: click.Group) -> None:
         click.echo("Interrupted.", err=True)
         sys.exit(getattr(error.__cause__, "exit_code", 128 + signal.SIGINT))
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
         # A module of our own is no extra: that is a broken installation, and a fault to be reported.
-        if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "eval", "memecourt"):
+        if package in ("", "court", "retrieval", "serving", "eval", "memecourt"):
             raise
-        click.echo(_CLIENT_ONLY.format(missing=error.name), err=True)
+        advice = f"Install it with: pip install 'memecourt[{extra}]'"
+        click.echo(f"This command needs {package}, which is not installed. {advice}", err=True)
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

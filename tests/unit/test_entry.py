@@ -51,6 +51,18 @@ def test_internal_errors_show_a_traceback_on_request():
     assert done.returncode == 1 and b"Traceback" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("program", "command", "extra"), [("serving.cli.main", "records", "server"), ("eval.cli", "run", "eval")]
+)
+def test_missing_package_is_named_with_the_extra_that_brings_it(program, command, extra):
+    # The court's own packages are there for both; those of the measurements are not.
+    absent = "pydantic" if extra == "server" else "rich"
+    begun = f"import sys\nsys.modules[{absent!r}] = None\nsys.argv[1:] = [{command!r}]\n"
+    done = python(f"{begun}from {program} import main\nmain()")
+    advice = f"needs {absent}, which is not installed. Install it with: pip install 'memecourt[{extra}]'"
+    assert done.returncode == 1 and advice in done.stderr.decode()
+
+
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("program", ["serving.cli.main", "eval.cli"])
 def test_signal_during_import_ends_a_command_like_a_later_one(tmp_path, program, number, code):
