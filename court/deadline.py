@@ -9,15 +9,18 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from court.errors import CourtError, Overrun
-from court.events import Event, ModelCall, Unused
-from court.ports import ChatReply
+
+if TYPE_CHECKING:
+    # A client that only asks a server ends its tasks by this module, and has no pydantic.
+    from court.events import Event, ModelCall, Unused
+    from court.ports import ChatReply
 
 
 @dataclass(slots=True)
@@ -51,6 +54,8 @@ class UsageMeter:
 
     def unused(self, *last: Event) -> Unused | None:
         """Returns the usage reported neither by stored events nor by these last ones; None if no model was asked."""
+        from court.events import Unused
+
         if not self._made:
             return None
         # Counter subtraction drops negative counts, which `Unused` rejects.
@@ -154,3 +159,40 @@ def model_late() -> Overrun:
 
 def _over() -> Overrun:
     return Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0)
+
+
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+
+
+@overload
+async def gather_or_cancel(first: Coroutine[Any, Any, T1], second: Coroutine[Any, Any, T2], /) -> tuple[T1, T2]: ...
+@overload
+async def gather_or_cancel(*steps: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Runs the steps concurrently and returns their results in order."""
+    # When one fails, or the whole is cancelled, the others are cancelled and awaited, so that no task outlives its
+    # trial. Unlike in a TaskGroup, the first error is raised as it is, so that callers need not unpack an exception
+    # group.
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        # A cancelled step has not failed, and exception() would raise for it.
+        failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
+        if failed is not None:
+            failed.result()
+        return tuple(task.result() for task in tasks)
+    finally:
+        await cancel_all(*tasks)
+
+
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks and waits until they have ended. Their errors are retrieved, which would otherwise be logged."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def completed(value: T) -> T:
+    """Returns the value at once: a step that needs no work."""
+    return value

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from court.checks import is_cut
-from court.deadline import Deadline
+from court.deadline import Deadline, cancel_all, completed
 from court.events import (
     AnswerGiven,
     CheckFailed,
@@ -35,7 +35,6 @@ from court.recorder import Recorder
 from court.replies import StatedArgument
 from court.roles import Advocate, Proposer, RoleModels, RoleReply
 from court.settings import TrialSettings
-from court.tasks import cancel_all, completed
 
 History = tuple[Exchange, ...]
 _Summary = RoleReply[StatedArgument] | Summarised

@@ -17,6 +17,7 @@ from typing import Any
 from court import judgment
 from court.audition import Calibration, Weighed
 from court.checks import is_mistrial, of_description, of_odds, of_sides
+from court.deadline import completed, gather_or_cancel
 from court.errors import BadText, Overrun
 from court.events import (
     CheckFailed,
@@ -48,7 +49,6 @@ from court.replies import RulingReply
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker, check_ruling
 from court.settings import TrialSettings
 from court.summary import precedents_for
-from court.tasks import completed, gather_or_cancel
 
 _GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import grpc
 
+from court.deadline import cancel_all
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import Procedure
-from court.tasks import cancel_all
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from court.audition import Audition
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
+from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import BadRequest, Unavailable
 from court.events import Procedure, VerdictReviewed
@@ -22,7 +23,6 @@ from court.policy import DEFAULT_POLICY, Policy
 from court.ports import BindingFinder, EvidenceSource, PictureReader, PrecedentFinder
 from court.prompts.sets import open_set
 from court.settings import TrialSettings
-from court.tasks import cancel_all
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder

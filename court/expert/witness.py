@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from court.deadline import cancel_all, gather_or_cancel
 from court.errors import CourtError
 from court.events import (
     CheckableClaim,
@@ -42,7 +43,6 @@ from court.ports import EvidenceDocument, EvidenceSource
 from court.recorder import EventDraft, Recorder
 from court.roles import RoleReply, Speaker
 from court.settings import TrialSettings
-from court.tasks import cancel_all, gather_or_cancel
 from court.verdict import ClaimBasis
 
 HELD_BACK = "QUERY_HELD_BACK"

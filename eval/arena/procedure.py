@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from court.deadline import gather_or_cancel
 from court.errors import ModelRefused, Overrun, ReplyUnusable
-from court.tasks import gather_or_cancel
 from eval.arena.events import (
     Answered,
     ContextSimulated,

@@ -7,7 +7,7 @@ import click
 
 from eval.commands.options import html_option, json_option, runs_argument, write_page
 from eval.reports import tasks
-from eval.reports.details import details_sections, faults_sections
+from eval.reports.details import details_sections
 from eval.reports.sections import as_markdown, as_page, as_text
 from eval.runs.results import read_runs
 from serving.cli.common import NEW_FILE
@@ -35,7 +35,7 @@ def report(
         raise click.UsageError("--open needs --html FILE.")
     found = tasks.gather(read_runs(runs))
     lead, sections = tasks.lead_of(found), tasks.sections_of(found)
-    text = as_text(lead, [*sections, *faults_sections(found)])
+    text = as_text(lead, [*sections, *(tasks.faults_section(found, group) for group in tasks.tried_groups(found))])
     click.echo(json.dumps(tasks.as_json(found)) if as_json else text)
     # After the tables are shown: a page needs libraries that a terminal does without.
     if markdown is not None:

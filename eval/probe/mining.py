@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from court.deadline import gather_or_cancel
 from court.errors import CourtError, ModelRefused
-from court.tasks import gather_or_cancel
 from eval.models.metered import Agent
 from eval.probe.agents import (
     FAILURES,

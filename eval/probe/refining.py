@@ -15,9 +15,9 @@ missing score is not a lower score. Searches of one category run one after the o
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from court.deadline import gather_or_cancel
 from court.errors import CourtError
 from court.ports import ChatReply
-from court.tasks import gather_or_cancel
 from eval.models.metered import Agent
 from eval.probe.agents import (
     FAILURES,

@@ -15,7 +15,7 @@ from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.reports import figures
 from eval.reports.records import Records, read_records
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
-from eval.reports.tasks import Group, Report, RunView
+from eval.reports.tasks import Group, Report, RunView, faults_section, tried_groups
 from eval.runs.results import RunFolder
 from eval.scores.courses import rounds_of
 from eval.scores.means import share_of
@@ -70,31 +70,13 @@ def memes_by_verdict(runs: Sequence[RunView]) -> tuple[list[MemeVerdicts], list[
     return wrong, [one for one in memes.values() if not one.wrong]
 
 
-def faults_sections(report: Report) -> list[Section]:
-    """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
-    return [_counted(report, group, memes_by_verdict(group.runs)[0]) for group in _tried(report)]
-
-
-def _tried(report: Report) -> list[Group]:
-    return [group for group in report.groups if group.runs[0].results.question is None]
-
-
-def _counted(report: Report, group: Group, wrong: Sequence[MemeVerdicts]) -> Section:
-    """Numbers of memes by the worst fault of any run on them."""
-    counts = Counter(one.worst for one in wrong)
-    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
-    lead = f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
-    of = "" if len(_tried(report)) == 1 else f": {group.title}"
-    return Section(f"{group.key}-wrong", f"Wrong verdicts{of}", lead=(lead,))
-
-
 def details_sections(report: Report, *, page: bool = False, pictures: bool = True) -> list[Section]:
     """Sections on how each run went and on its wrong verdicts; for a page with plots, records and pictures."""
     sections = [Section("runs", "Runs", detail=True)]
-    sections += [section for group in _tried(report) for run in group.runs for section in _run(run, page=page)]
-    for group in _tried(report):
+    sections += [section for group in tried_groups(report) for run in group.runs for section in _run(run, page=page)]
+    for group in tried_groups(report):
         wrong, right = memes_by_verdict(group.runs)
-        counted = _counted(report, group, wrong)
+        counted = faults_section(report, group)
         if not wrong:
             sections.append(counted)
             continue

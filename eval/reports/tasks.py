@@ -19,7 +19,7 @@ from eval.runs.results import Results, card_of_results
 from eval.scores.choose import Choice, choice_in_words, rank
 from eval.scores.compare import Comparison, compare
 from eval.scores.measure import NOTHING, RESAMPLES, SURE, figure, figure_over, holm, listed, strict_name
-from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, answers_of, task_card
+from eval.scores.metrics import DECIDED, KINDS, KINDS_OF_MANY, TaskCard, VerdictFault, answers_of, faults_of, task_card
 from eval.solvers.question import ELSEWHERE, Answerer
 
 PROTOCOLS = {
@@ -499,6 +499,25 @@ def _published(group: Group, table: Table) -> Iterator[Section]:
     lines = tuple(f"{words}: {', '.join(dict.fromkeys(systems))}." for words, systems in notes.items())
     title = f"As published by others, beside these runs: {table.name}"
     yield Section(f"{table.key}-published", title, tuple(rows), lines, level=3)
+
+
+def tried_groups(report: Report) -> list[Group]:
+    """Groups of runs that held trials."""
+    return [group for group in report.groups if group.runs[0].results.question is None]
+
+
+def faults_section(report: Report, group: Group) -> Section:
+    """Numbers of memes by the worst fault of any run on them; pages and Markdown list the memes, too."""
+    worst: dict[str, VerdictFault] = {}
+    for run in group.runs:
+        for fault, one in faults_of(run.results):
+            if fault is not None:
+                worst[one.meme.id] = min(fault, worst.get(one.meme.id, fault))
+    counts = Counter(worst.values())
+    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
+    lead = f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
+    of = "" if len(tried_groups(report)) == 1 else f": {group.title}"
+    return Section(f"{group.key}-wrong", f"Wrong verdicts{of}", lead=(lead,))
 
 
 def describe_question(card: TaskCard) -> str:

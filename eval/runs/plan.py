@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from court.errors import BadRequest, NotLoaded
 from court.events import Procedure
 from court.settings import TrialSettings
+from court.trial import Court
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import Protocol
 from eval.datasets.read import labels_dropped
@@ -111,6 +112,23 @@ def require_models(procedure: Procedure, settings: Settings) -> None:
             reason="PROCEDURE_NOT_LOADED",
             field="procedure",
         )
+
+
+def facts_of(court: Court, procedure: Procedure) -> dict[str, Any]:
+    """Everything besides the meme that decides a verdict, as a run's manifest has it: it is equal on all workers."""
+    asks_nobody = procedure is Procedure.SUMMARY
+    models = None if asks_nobody else court.role_models
+    settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
+    library = court.finder.library
+    return {
+        "settings": settings | (models.settings(court.settings.reply_chars) if models else {}),
+        "models": models.models if models else {},
+        "prompts": "" if asks_nobody else court.prompts.digest,
+        "policy": court.policy.digest,
+        "library": library.digest,
+        "library_size": library.size,
+        "encoder": library.encoder,
+    }
 
 
 def models_named(plan: Plan) -> dict[str, str]:

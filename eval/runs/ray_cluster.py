@@ -27,13 +27,13 @@ from typing import Any
 from typing_extensions import override
 
 from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
-from court.events import AnyEvent, Procedure, TrialOpened
+from court.events import AnyEvent, TrialOpened
 from court.meme import Picture
 from court.record import TrialRecord
-from court.trial import Court
 from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.controls import with_control
+from eval.runs.plan import facts_of
 from eval.session.engine import Tried
 from eval.solvers.calls import MemeItem, Solver
 from eval.solvers.trial import TrialSolver
@@ -144,23 +144,6 @@ class TaskResult:
     tried: Tried[Prediction, TrialRecord]
     events: tuple[AnyEvent, ...] = ()
     frames: tuple[bytes, ...] = ()
-
-
-def facts_of(court: Court, procedure: Procedure) -> dict[str, Any]:
-    """Everything besides the meme that decides a verdict, as a run's manifest has it: it is equal on all workers."""
-    asks_nobody = procedure is Procedure.SUMMARY
-    models = None if asks_nobody else court.role_models
-    settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
-    library = court.finder.library
-    return {
-        "settings": settings | (models.settings(court.settings.reply_chars) if models else {}),
-        "models": models.models if models else {},
-        "prompts": "" if asks_nobody else court.prompts.digest,
-        "policy": court.policy.digest,
-        "library": library.digest,
-        "library_size": library.size,
-        "encoder": library.encoder,
-    }
 
 
 @dataclass(frozen=True, slots=True)

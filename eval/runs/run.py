@@ -26,9 +26,9 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
 from eval.runs.controls import ALTERED, Control, alteration_of, altered, with_control
 from eval.runs.judge import Material, examples_of, judge, material_of, on_template, train_source
-from eval.runs.plan import Plan, court_settings, models_named, require_models
+from eval.runs.plan import Plan, court_settings, facts_of, models_named, require_models
 from eval.runs.precedents import Prepared, PreparedCheck, comparing, prepare_precedents, read_prepared
-from eval.runs.ray_cluster import connected, facts_of
+from eval.runs.ray_cluster import connected
 from eval.runs.results import EXCLUDED, LIBRARY, MEMES, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.engine import Progress

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from court.deadline import gather_or_cancel
 from court.errors import Unavailable
-from court.tasks import gather_or_cancel
 from eval.session.directory import SessionFolder
 
 SERVER_GONE = "RUN_SERVER_GONE"

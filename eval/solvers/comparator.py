@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, JsonValue
 
 from court import replies
+from court.deadline import gather_or_cancel
 from court.errors import BadRequest
 from court.events import Role
 from court.meme import Frame
 from court.messages import JudgeBrief
 from court.prompts import Prompt
 from court.replies import Reply, Words
-from court.tasks import gather_or_cancel
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.models.metered import Agent, load

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from google.protobuf.json_format import MessageToDict
 
+from court.deadline import cancel_all
 from court.display import CLOSE_CALL, shown_score
 from court.errors import CourtError
-from court.tasks import cancel_all
 from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, Tls, judge_request
 from memecourt.result import Decision, Label, Result
 from memecourt.v1 import court_pb2 as wire

@@ -19,6 +19,7 @@ from typing import Final
 from sqlalchemy import Connection, select
 from typing_extensions import override
 
+from court.deadline import gather_or_cancel
 from court.errors import CourtError, Unavailable
 from court.events import DocumentWeighed, EvidenceSearched
 from court.expert.documents import CLAIM_CHECKED
@@ -26,7 +27,6 @@ from court.expert.findings import document_of
 from court.expert.witness import WitnessOutOfTime
 from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 from court.record import TrialRecord, TrialState
-from court.tasks import gather_or_cancel
 from serving.docket.errors import TrialErased
 from serving.docket.log.entries import Entry, erased_of
 from serving.docket.open import Docket

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import CantResume, CourtError
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
-from court.tasks import cancel_all
 from serving.docket.errors import TrialErased, TrialUnknown
 from serving.docket.open import Docket
 from serving.export.tables import Selection

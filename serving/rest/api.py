@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from court.deadline import cancel_all
 from court.errors import BadRequest, CourtError, Overrun
-from court.tasks import cancel_all
 from serving.http.connections import GuardedConnection
 from serving.rest.bodies import ReceivedRequest, content_length, received
 from serving.rest.events import EventForm, EventWriter, LineWriter

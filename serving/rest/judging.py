@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from court.deadline import cancel_all
 from court.errors import BadRequest
-from court.tasks import cancel_all
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
 from serving.rest.api import Api, Call, CallerGone, connection_of, finished, json_response, timeout_of

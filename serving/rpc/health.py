@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from court.deadline import cancel_all
 from court.errors import CourtError
 from court.ports import PROBE_PRIORITY, ChatRequest
-from court.tasks import cancel_all
 
 if TYPE_CHECKING:
     from court.backends.chat.client import ChatCompletions

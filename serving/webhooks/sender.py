@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from court.deadline import cancel_all
 from court.errors import CourtError
-from court.tasks import cancel_all
 from retrieval.library.changes import Change
 from retrieval.open import open_writer_of
 from retrieval.precedents.finder import LibraryFinder

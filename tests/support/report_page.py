@@ -8,7 +8,7 @@ from PIL import Image
 from eval.arena.leaderboard import Leaderboard, board_lead, board_sections, board_title
 from eval.probe.report import ProbeReport
 from eval.reports import sections, tasks
-from eval.reports.details import details_sections, faults_sections
+from eval.reports.details import details_sections
 
 
 class Opened:
@@ -53,7 +53,8 @@ def luminance(colour):
 
 def as_terminal(report: tasks.Report) -> str:
     """A report on runs in a terminal."""
-    return sections.as_text(tasks.lead_of(report), [*tasks.sections_of(report), *faults_sections(report)])
+    faults = [tasks.faults_section(report, group) for group in tasks.tried_groups(report)]
+    return sections.as_text(tasks.lead_of(report), [*tasks.sections_of(report), *faults])
 
 
 def as_markdown(report: tasks.Report) -> str:

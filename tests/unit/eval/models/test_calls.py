@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
+from court.deadline import completed
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.roles import GuardModel, RoleModel, RoleModels
-from court.tasks import completed
 from eval.models.call_cache import CachedModel, CallsError, HitCounter, SqliteCallCache, key_of, stored_models
 from serving.docket.open import Docket
 from tests.support.run import opened_calls, stored_calls

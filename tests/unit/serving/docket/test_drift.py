@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from click.testing import CliRunner
 
-from court.tasks import cancel_all
+from court.deadline import cancel_all
 from court.verdict import Label
 from serving.cli.main import cli
 from serving.docket.review.drift import FEWEST, SampledVerdict, measure_drift, propose_cutoff, wilson
