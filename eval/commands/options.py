@@ -282,8 +282,8 @@ class CourtOptions:
             return settings_of(**own)
         settings = settings_of(**load_preset(self.preset).settings(**own))
         # A paper's court has one model, whatever else the user's file names: no panel, no guard, no role's own.
-        alone: dict[str, Any] = {"judges": (), "guard": None, "roles": {}}
-        return settings.model_copy(update={"llm": settings.llm.model_copy(update=alone)})
+        cleared: dict[str, Any] = {"judges": (), "guard": None, "roles": {}}
+        return settings.model_copy(update={"llm": settings.llm.model_copy(update=cleared)})
 
     def started(self, procedure: Procedure) -> VllmChoice | None:
         """The vLLM to start, if any. Raises BadRequest or click.UsageError for settings or options that don't fit."""

@@ -95,19 +95,19 @@ def rate_arena(**options: Any) -> Shown | None:
         return Shown(title=title, lead=[title], sections=sections, figures={"ratings": [], "measures": measures})
     rated = _read(options, arena_rating.KINDS)
     figures: dict[str, Any] = {}
-    beside: Sequence[Section] = ()
+    extra: Sequence[Section] = ()
     if rated.key.what == "guidelines":
         by_round = arena_rating.ratings_by_round(rated)
         end = arena_rating.plateau(by_round)
-        figures, beside = {"by_round": by_round, "plateau": end}, [arena_rating.round_section(by_round, end)]
+        figures, extra = {"by_round": by_round, "plateau": end}, [arena_rating.round_section(by_round, end)]
     elif rated.key.what == "battles":
         verdicts = arena_rating.human_verdicts(rated)
         agreement = human_agreement(folder.events(), verdicts)
         path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
-        figures, beside = {"people": agreement}, list(human_sections(agreement))
-    return _report(out, rated, published_file(arena_rating.PAPER), beside, **figures)
+        figures, extra = {"people": agreement}, list(human_sections(agreement))
+    return _report(out, rated, published_file(arena_rating.PAPER), extra, **figures)
 
 
 @click.command("rate")
@@ -145,8 +145,8 @@ def _draw(options: Mapping[str, Any], kind: SheetKind, items: Sequence[RatedItem
     (*files, hidden), key = write_sheet(stem, options["what"], kind, drawn, seed=seed, pictures=pictures)
     names = "{}, {} and {}".format(*files)
     repeats = sum(bool(one.repeat_of) for one in key.items.values())
-    again = f"{len(key.items)} items, {repeats} of them a second time"
-    click.echo(f"{names}: {again}. {hidden} is not for the raters.")
+    counts = f"{len(key.items)} items, {repeats} of them a second time"
+    click.echo(f"{names}: {counts}. {hidden} is not for the raters.")
 
 
 def _read(options: Mapping[str, Any], kinds: Mapping[str, SheetKind]) -> SheetRatings:
@@ -155,10 +155,10 @@ def _read(options: Mapping[str, Any], kinds: Mapping[str, SheetKind]) -> SheetRa
     return read_sheet(options["key"], options["ratings"], kinds)
 
 
-def _report(out: Path, rated: SheetRatings, paper: Mapping[str, Any], beside: Sequence[Section], **own: Any) -> Shown:
+def _report(out: Path, rated: SheetRatings, paper: Mapping[str, Any], extra: Sequence[Section], **own: Any) -> Shown:
     found = summarise(rated)
     title = f"Ratings: {rated.key.what} of {out.resolve().name}"
-    sections = [rating_section(found, rated.key.what, paper), *beside]
+    sections = [rating_section(found, rated.key.what, paper), *extra]
     return Shown(title=title, lead=[title], sections=sections, figures={"ratings": found, **own})
 
 

@@ -49,14 +49,14 @@ def shadow(
     golds = [(gold, *map(_label_of, pair)) for pair in pairs if (gold := _gold(pair[0])) is not None]
     # A trial without a label is wrong, as everywhere.
     right = Counter((court == gold, candidate == gold) for gold, court, candidate in golds)
-    alone = right[True, False], right[False, True]
-    p = mcnemar(*alone)
+    single = right[True, False], right[False, True]
+    p = mcnemar(*single)
     same = f"{1 - len(different) / len(pairs):.3f}" if pairs else "–"
     figures = {
         "pairs": len(pairs),
         "reviewed": len(golds),
-        "only_court_right": alone[0],
-        "only_shadow_right": alone[1],
+        "only_court_right": single[0],
+        "only_shadow_right": single[1],
         "both_right": right[True, True],
         "mcnemar_p": p,
         "labels": [[*labels, count] for labels, count in sorted(cells.items())],
@@ -66,8 +66,8 @@ def shadow(
         title="Shadow",
         lead=[
             f"memes {len(pairs):,}, of which reviewed {len(golds):,}; same outcome {same}",
-            f"Right by the people who reviewed: court {right[True, True] + alone[0]:,}, {alone[0]:,} of them alone; "
-            f"shadow {right[True, True] + alone[1]:,}, {alone[1]:,} of them alone; exact McNemar p = {p:.3g}.",
+            f"Right by the people who reviewed: court {right[True, True] + single[0]:,}, {single[0]:,} of them alone; "
+            f"shadow {right[True, True] + single[1]:,}, {single[1]:,} of them alone; exact McNemar p = {p:.3g}.",
         ],
         sections=list(_sections(cells, different)),
         figures=figures,

@@ -276,9 +276,9 @@ class AuditionResult:
         """Returns the share of memes whose outcome differs when replies are drawn."""
         if AGAIN not in self.others:
             return None
-        again = {one.meme.id: one.prediction.outcome for one in self.others[AGAIN].judged}
+        repeated = {one.meme.id: one.prediction.outcome for one in self.others[AGAIN].judged}
         return share_of(
-            [(meme, float(one.prediction.outcome != again[meme])) for meme, (_, one) in self.judged.items()]
+            [(meme, float(one.prediction.outcome != repeated[meme])) for meme, (_, one) in self.judged.items()]
         )
 
     def calibration(self) -> Audition:
@@ -415,8 +415,8 @@ def audition_sections(found: AuditionResult) -> tuple[list[str], list[Section]]:
     auroc = [("what tells harmful memes apart", "AUROC", "minus the debate")]
     for name, words in ways.items():
         if name in found.aurocs:
-            beside = "" if name == "after" else figure(found.gain(name, "after"), ".2f")
-            auroc.append((words, figure(found.aurocs[name], ".2f"), beside))
+            gain = "" if name == "after" else figure(found.gain(name, "after"), ".2f")
+            auroc.append((words, figure(found.aurocs[name], ".2f"), gain))
     notes = () if found._together is None else (_in_words(found._together),)
     measured: Rows = (("figure", "value"), *((name, figure(value, _form(value))) for name, value in found.measures()))
     roles: Rows = (("role", "judgement"), *((word(role), why or "fit") for role, why in found.fit.items()))

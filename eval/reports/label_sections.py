@@ -141,8 +141,8 @@ def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Sectio
                 share = group.shares[one]
                 row += [figure(share.figure) + ("*" if share.sure else ""), figure(share.rest)]
                 if share.sure and share.figure:
-                    beside = f"{figure(share.figure.value)} against {figure(share.rest)} of the others"
-                    notes.append(f"{group.name}: {title} {beside} (p = {share.corrected:.2g} after correction).")
+                    text = f"{figure(share.figure.value)} against {figure(share.rest)} of the others"
+                    notes.append(f"{group.name}: {title} {text} (p = {share.corrected:.2g} after correction).")
             rows.append(row)
         notes = notes or ["No group differs from the others by more than chance often makes among so many looks."]
         # The tables of a question share tests and groups, so their notes are given once.

@@ -339,8 +339,8 @@ def rating_section(found: Sequence[Mapping[str, Any]], what: str, paper: Mapping
     header = (*header, "alike again", *(("published", "agreement") if published else ()))
     rows = []
     for one in found:
-        beside = published.get(one["criterion"], {})
-        cells = [figure(beside.get(name), ".2f") for name in ("mean", "agreement")] if published else ()
+        printed = published.get(one["criterion"], {})
+        cells = [figure(printed.get(name), ".2f") for name in ("mean", "agreement")] if published else ()
         values = (figure(value, ".2f") for value in (one["mean"], one["fleiss"].value, one["cohen"], one["alpha"]))
         alike = NOTHING if one["alike"] is None else f"{one['alike']:.2f} of {one['repeated']:,}"
         rows.append((one["criterion"], f"{one['items']:,}", f"{one['raters']:,}", *values, alike, *cells))

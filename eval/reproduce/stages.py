@@ -106,8 +106,8 @@ def plan_stages(
             if data is None or not (data / name).exists()
         ]
         if unknown := [name for name in spec.models if name not in models]:
-            beside = f", but {', '.join(strangers)}" if strangers else ""
-            missing.append(f"the file of models (--models) has no {', '.join(unknown)}{beside}")
+            others = f", but {', '.join(strangers)}" if strangers else ""
+            missing.append(f"the file of models (--models) has no {', '.join(unknown)}{others}")
         named = models.get(spec.models[0], {}) if spec.models else {}
         reads_models = "{models}" in spec.command
         # Commands of a court have these from the settings: here they would be passed over without a word.
