@@ -1,4 +1,4 @@
-"""Time and cost of a trial: the caller's deadline with the timeout of each step, and the usage of all model calls.
+"""Time and cost of a trial: deadline, timeouts of steps, tasks that end together, and the usage of all model calls.
 
 The usage includes calls that no event reports.
 """

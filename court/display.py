@@ -1,4 +1,4 @@
-"""Formatting of enumerations and untrusted text for people."""
+"""Formatting of enumerations, scores and untrusted text for people."""
 
 from __future__ import annotations
 
